@@ -1,0 +1,37 @@
+# `make run` and `make test` on a fresh clone do all their own set-up in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test setup setup-test lint typecheck format gpu clean
+
+setup: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[digits]"
+	touch $@
+
+setup-test: $(VENV)/.installed-test
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[test,dev]"
+	touch $@
+
+test: setup-test lint typecheck
+	$(BIN)/python -m pytest tests
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# mypy must see the repository root as the package `spikemark`, as the install does.
+typecheck: setup-test
+	mkdir -p $(VENV)/typecheck && ln -sfn $(CURDIR) $(VENV)/typecheck/spikemark
+	cd $(VENV)/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p spikemark.kernels -p spikemark.harness -p spikemark.suites -p spikemark.reports -m spikemark.runner
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""How a case is measured: clock, memory, gate, NVTX, environment, supervision, records. Imports only kernels."""

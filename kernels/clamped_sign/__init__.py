@@ -1,0 +1,1 @@
+"""Sign with a clamped straight-through gradient: reference, definition and implementations, one a file."""

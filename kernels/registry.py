@@ -1,0 +1,253 @@
+"""The registry of implementations: the decorator, look-up by name, availability with a reason, plug-ins.
+
+Importing this module imports no torch and no implementation. An operator's implementations are imported
+when that operator is first asked for: every module in its folder that is not private is imported, so adding
+an implementation is one file and one decorator.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spikemark.kernels.catalog import OPERATORS
+from spikemark.kernels.types import Problem
+
+ENTRY_POINT_GROUP = "spikemark.implementations"
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+INSTALL = {
+    "cupy": "install spikemark[cuda12] or spikemark[cuda13], as your driver's CUDA version",
+    "triton": "install triton (Linux): pip install triton",
+    "cudnn": "install the extra spikemark[cuda12] or spikemark[cuda13] (nvidia-cudnn-frontend)",
+}
+
+
+class Implementation:
+    """What every registered implementation has beside its operator's methods.
+
+    The decorator fills the class attributes. Subclasses may override ``unavailable`` and ``unsupported``;
+    both return one line a person can act on, or None.
+    """
+
+    operator: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    device: ClassVar[str] = "any"
+    dtypes: ClassVar[tuple[str, ...]] = FLOATS
+    requires: ClassVar[tuple[str, ...]] = ()
+    baseline: ClassVar[bool] = False
+    default: ClassVar[bool] = True
+    source: ClassVar[str] = "spikemark"
+
+    def unavailable(self) -> str | None:
+        """Why it cannot run on this machine at all (missing compiler, package, GPU), or None."""
+        return None
+
+    def unsupported(self, problem: Problem, phase: str, dtype: str) -> str | None:
+        """Why it cannot run this one problem (beyond device and dtype, which are checked already), or None."""
+        return None
+
+    def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int | None:
+        """Bytes this design must move through main memory (at least ``Cost.bytes``), or None if not modelled."""
+        return None
+
+    @functools.cached_property
+    def reason(self) -> str:
+        """Why it is unavailable, in one line that says what to do; empty when it is available."""
+        for module in self.requires:
+            if importlib.util.find_spec(module) is None:
+                return f"Python package {module!r} is not installed: {INSTALL.get(module, f'pip install {module}')}"
+        if self.device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                return "no CUDA device: needs an NVIDIA GPU, its driver and a CUDA build of torch"
+        return self.unavailable() or ""
+
+    @property
+    def available(self) -> bool:
+        """Whether it can run on this machine."""
+        return not self.reason
+
+    def runs_on(self, device_type: str) -> bool:
+        """Whether it is written for ``device_type`` (``cpu`` or ``cuda``)."""
+        return self.device in ("any", device_type)
+
+    @classmethod
+    def summary(cls) -> str:
+        """First line of the class docstring."""
+        return (cls.__doc__ or "").strip().split("\n")[0]
+
+
+_classes: dict[str, dict[str, type[Any]]] = {name: {} for name in OPERATORS}
+_instances: dict[tuple[str, str], Any] = {}
+_loaded: set[str] = set()
+_plugin_files: set[str] = set()
+_source = "spikemark"
+
+
+def snake_case(name: str) -> str:
+    """``CupyRaw`` -> ``cupy_raw``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def implementation(
+    operator: str,
+    *,
+    name: str | None = None,
+    device: str = "any",
+    dtypes: tuple[Any, ...] = FLOATS,
+    requires: str | tuple[str, ...] = (),
+    baseline: bool = False,
+    default: bool = True,
+) -> Callable[[type[Any]], type[Any]]:
+    """Class decorator that registers an implementation of ``operator``.
+
+    ``name`` defaults to the class name in snake_case. ``device`` is ``any``, ``cpu`` or ``cuda``. ``dtypes``
+    are torch dtypes or their names. ``requires`` names importable packages. ``baseline`` marks the one
+    that speed-ups are against. ``default=False`` keeps it out of runs that do not name it.
+    Raises ``ValueError`` for an unknown operator, a bad device or a name that is taken.
+    """
+    _known_operator(operator)
+    if device not in ("any", "cpu", "cuda"):
+        raise ValueError(f"device must be 'any', 'cpu' or 'cuda', got {device!r}")
+
+    def register(cls: type[Any]) -> type[Any]:
+        bases = (cls,) if issubclass(cls, Implementation) else (cls, Implementation)
+        attributes = {
+            "operator": operator,
+            "name": name or snake_case(cls.__name__),
+            "device": device,
+            "dtypes": tuple(str(d).removeprefix("torch.") for d in dtypes),
+            "requires": (requires,) if isinstance(requires, str) else tuple(requires),
+            "baseline": baseline,
+            "default": default,
+            "source": _source,
+            "__doc__": cls.__doc__,
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+        }
+        made = type(cls.__name__, bases, attributes)
+        key = made.name
+        if key in _classes[operator]:
+            other = _classes[operator][key]
+            raise ValueError(
+                f"{operator} already has an implementation named {key!r} (from {other.source}); "
+                "give yours another name: two results must never share one"
+            )
+        if baseline and any(c.baseline for c in _classes[operator].values()):
+            raise ValueError(f"{operator} already has a baseline; {key!r} cannot be a second one")
+        _classes[operator][key] = made
+        return made
+
+    return register
+
+
+def closest(word: str, known: list[str]) -> str:
+    """`` (did you mean 'x'?)`` for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _known_operator(operator: str) -> None:
+    if operator not in OPERATORS:
+        known = list(OPERATORS)
+        raise ValueError(
+            f"unknown operator {operator!r}{closest(operator, known)}; known: {', '.join(known)}"
+        )
+
+
+def _load(operator: str) -> None:
+    if operator in _loaded:
+        return
+    _loaded.add(operator)
+    package = importlib.import_module(OPERATORS[operator].package)
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    if "entry points" not in _loaded:
+        _loaded.add("entry points")
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+            _with_source(f"entry point {entry.name}", entry.load)
+
+
+def _with_source(source: str, action: Callable[[], Any]) -> None:
+    global _source
+    before, _source = _source, source
+    try:
+        action()
+    finally:
+        _source = before
+
+
+def load_plugin(path: str | Path) -> None:
+    """Import a Python file that registers implementations (``--plugin FILE``); twice is once.
+
+    Raises ``ValueError`` naming the file if it is missing or if importing it fails.
+    """
+    file = Path(path).resolve()
+    if str(file) in _plugin_files:
+        return
+    if not file.is_file():
+        raise ValueError(f"plug-in {path} is not a file")
+    for operator in OPERATORS:
+        _load(operator)
+    module_name = f"spikemark_plugin_{file.stem}_{len(_plugin_files)}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"plug-in {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    loader = spec.loader
+    try:
+        _with_source(f"plug-in {file.name}", lambda: loader.exec_module(module))
+    except Exception as error:
+        raise ValueError(f"plug-in {path} failed to import: {type(error).__name__}: {error}") from error
+    _plugin_files.add(str(file))
+
+
+def get(operator: str, name: str) -> Any:
+    """The implementation ``name`` of ``operator``; ``KeyError`` names the known ones.
+
+    One shared instance a name: implementations keep no state between calls beyond compiled code.
+    """
+    try:
+        _known_operator(operator)
+    except ValueError as error:
+        raise KeyError(str(error)) from None
+    _load(operator)
+    if name not in _classes[operator]:
+        known = list(_classes[operator])
+        raise KeyError(
+            f"unknown implementation {name!r} of {operator}{closest(name, known)}; known: {', '.join(known)}"
+        )
+    key = (operator, name)
+    if key not in _instances:
+        _instances[key] = _classes[operator][name]()
+    return _instances[key]
+
+
+def implementations(operator: str, device: str | None = None) -> list[Any]:
+    """All registered implementations of ``operator``, baseline first, optionally only those for a device type.
+
+    Unavailable ones are included: they have ``.available == False`` and a ``.reason``.
+    """
+    _known_operator(operator)
+    _load(operator)
+    found = [get(operator, name) for name in _classes[operator]]
+    if device is not None:
+        found = [i for i in found if i.runs_on(device.split(":")[0])]
+    return sorted(found, key=lambda i: not i.baseline)
+
+
+def baseline(operator: str) -> Any:
+    """The implementation that speed-ups of ``operator`` are against."""
+    return next(i for i in implementations(operator) if i.baseline)

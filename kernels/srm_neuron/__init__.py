@@ -1,0 +1,1 @@
+"""The spike response model neuron: reference, definition and implementations, one a file."""

@@ -1,0 +1,275 @@
+"""``srm_neuron`` as the harness sees it: inputs at a wanted firing rate, comparison, tolerances, cost."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from spikemark.kernels.definition import (
+    BoundCall,
+    Comparison,
+    Cost,
+    Definition,
+    Inputs,
+    check_shape,
+    difference,
+    state_dtype,
+)
+from spikemark.kernels.srm_neuron import reference
+from spikemark.kernels.srm_neuron.torch_eager import TorchEager
+from spikemark.kernels.state import SrmState
+from spikemark.kernels.types import Problem, SrmParams
+from torch import Tensor
+
+AMBIGUOUS_LIMIT = 0.001  # more ambiguous neurons than this fail a case (specification, "Comparing spikes")
+CALIBRATION_STEPS = 64
+CALIBRATION_NEURONS = 2048
+
+
+@functools.lru_cache(maxsize=256)
+def current_mean(params: SrmParams, time_steps: int, rate: float) -> float:
+    """Mean of a normal current, in units of its deviation, that makes the neuron fire at ``rate`` (by bisection)."""
+    steps = min(time_steps, CALIBRATION_STEPS)
+    noise = torch.randn(
+        (1, steps, CALIBRATION_NEURONS), generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
+    low, high = -12.0, 12.0
+    for _ in range(16):
+        middle = (low + high) / 2
+        achieved = reference.forward((noise + middle) * current_deviation(params), params).spikes.mean()
+        low, high = (middle, high) if achieved < rate else (low, middle)
+    return (low + high) / 2
+
+
+def current_deviation(params: SrmParams) -> float:
+    """Deviation of the random current: half of what makes a resting neuron fire in one step (``v_th * tau_s``)."""
+    return 0.5 * params.v_th * params.tau_s
+
+
+def random_current(
+    shape: tuple[int, ...], params: SrmParams, rate: float, dtype: torch.dtype, device: str, seed: int
+) -> Tensor:
+    """Normal current [B, T, *S] whose mean makes the neuron fire at about ``rate``; 0 is silent, 1 always fires."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    current = torch.randn(shape, generator=generator, device=device)
+    deviation = current_deviation(params)
+    if rate <= 0:
+        current.abs_().mul_(-deviation)
+    elif rate >= 1:
+        current.abs_().mul_(0.1).add_(1.0).mul_(8 * deviation)
+    elif current.numel():
+        current.add_(current_mean(params, shape[1], rate)).mul_(deviation)
+    current = current.to(dtype)
+    # A narrow dtype holds few values, and one of them puts a resting neuron's potential (x / tau_s) exactly
+    # on the threshold, where the reference itself is a coin toss: move that value up by two roundings.
+    tie = params.v_th * params.tau_s
+    near = (current.double() - tie).abs() <= 4 * torch.finfo(torch.float32).eps * tie
+    return torch.where(near, torch.tensor(tie * (1 + 2 * torch.finfo(dtype).eps)).to(current), current)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Float64 results at the neurons in ``where`` (flat indices into [B, prod(S)]), each [len(where), T]."""
+
+    where: Tensor
+    values: dict[str, Tensor]
+
+
+def pick_neurons(batch: int, neurons: int, time_steps: int, limit: int | None) -> Tensor:
+    """Flat indices into [B * D] of the neurons to compare: all, or blocks that include both ends."""
+    total = batch * neurons
+    if limit is None or total * time_steps <= limit:
+        return torch.arange(total)
+    wanted = max(2, limit // max(1, time_steps))
+    ends = min(wanted // 4, 4096)
+    middle = torch.randint(0, total, (wanted - 2 * ends,), generator=torch.Generator().manual_seed(total))
+    return torch.cat([torch.arange(ends), middle, torch.arange(total - ends, total)]).unique()
+
+
+def gather(tensor: Tensor, where: Tensor) -> Tensor:
+    """[B, T, *S] -> [len(where), T] on the CPU: the time courses of the neurons in ``where``."""
+    batch, steps = tensor.shape[:2]
+    flat = tensor.detach().reshape(batch, steps, -1)
+    if where.numel() == batch * flat.shape[2]:
+        return flat.to("cpu").transpose(1, 2).reshape(-1, steps)
+    at = where.to(flat.device)
+    return flat[at // flat.shape[2], :, at % flat.shape[2]].to("cpu")
+
+
+class SrmNeuron(Definition):
+    """Forward: current -> spikes and slopes. Backward: gradient of the spikes -> ``grad_w``, ``grad_t``."""
+
+    name = "srm_neuron"
+
+    def make_inputs(self, problem: Problem, phase: str, dtype: torch.dtype, device: str, seed: int) -> Inputs:
+        """A random current; for backward the state that ``torch_eager`` saves for it, and a normal gradient."""
+        shape = (problem.batch, problem.time_steps, *problem.out_shape)
+        current = random_current(shape, problem.params, problem.spike_rate, dtype, device, seed)
+        state = TorchEager().forward(current, problem.params)
+        rate = float(state.spikes.float().mean()) if state.spikes.numel() else 0.0
+        if phase == "forward":
+            return Inputs({"current": current}, rate)
+        generator = torch.Generator(device=device).manual_seed(seed + 1)
+        grad_out = torch.randn(shape, generator=generator, device=device).to(dtype)
+        assert state.delta_u is not None and state.delta_ut is not None
+        tensors = {"grad_out": grad_out, "spikes": state.spikes}
+        return Inputs(tensors | {"delta_u": state.delta_u, "delta_ut": state.delta_ut}, rate)
+
+    def bind(self, implementation: Any, phase: str, inputs: Inputs, problem: Problem) -> BoundCall:
+        """Forward on the current, or backward on the saved state (packed first, untimed, if it is compact)."""
+        tensors = inputs.tensors
+        if phase == "forward":
+            return BoundCall(
+                call=lambda _: implementation.forward(tensors["current"], problem.params),
+                outputs=self._forward_outputs,
+                saved=lambda state: state.for_backward(),
+            )
+        state = SrmState(tensors["spikes"], tensors["delta_u"], tensors["delta_ut"])
+        if hasattr(implementation, "pack"):
+            state = implementation.pack(state)
+        return BoundCall(
+            call=lambda _: implementation.backward(tensors["grad_out"], state, problem.params),
+            outputs=lambda result: {"grad_w": result[0], "grad_t": result[1]},
+        )
+
+    @staticmethod
+    def _forward_outputs(state: SrmState) -> dict[str, Tensor]:
+        named = {"spikes": state.spikes, "delta_u": state.delta_u, "delta_ut": state.delta_ut}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def reference(self, phase: str, inputs: Inputs, problem: Problem, limit: int | None = None) -> Reference:
+        """Float64 results for all neurons, or for a sample of about ``limit`` neuron-steps."""
+        shape = next(iter(inputs.tensors.values())).shape
+        where = pick_neurons(shape[0], shape[2:].numel(), shape[1], limit)
+        picked = {name: gather(tensor, where) for name, tensor in inputs.tensors.items()}
+        if phase == "forward":
+            ref = reference.forward(picked["current"], problem.params)
+            return Reference(where, dict(vars(ref)))
+        names = ("grad_out", "spikes", "delta_u", "delta_ut")
+        grad_w, grad_t = reference.backward(*(picked[n] for n in names), problem.params)
+        return Reference(where, {"grad_w": grad_w, "grad_t": grad_t} | picked)
+
+    def compare(
+        self, phase: str, outputs: dict[str, Tensor], reference: Any, inputs: Inputs, problem: Problem
+    ) -> Comparison:
+        """Spikes neuron by neuron as the specification says; slopes and gradients within rounding."""
+        given = next(iter(inputs.tensors.values()))
+        wanted = ("spikes",) if phase == "forward" else ("grad_w", "grad_t")
+        for name in wanted + tuple(n for n in outputs if n not in wanted):
+            problem_with = check_shape(name, outputs.get(name), given, given.dtype, given.device)
+            if problem_with:
+                return Comparison(False, problem_with)
+        got = {name: gather(tensor, reference.where) for name, tensor in outputs.items()}
+        total = given.numel()
+        if phase == "forward":
+            return compare_forward(got, reference.values, given.dtype, problem.params, total)
+        return compare_backward(got, reference.values, given.dtype, problem.params, total)
+
+    def cost(self, phase: str, problem: Problem, dtype: torch.dtype, spike_rate: float) -> Cost:
+        """Least traffic. Forward: read the current, write spikes, and both slopes where a spike is.
+        Backward: read the gradient, one bit a spike and the slopes at spikes, write two gradients."""
+        size = dtype.itemsize
+        steps = problem.batch * problem.time_steps
+        for n in problem.out_shape:
+            steps *= n
+        slopes = int(2 * spike_rate * steps * size)
+        if phase == "forward":
+            return Cost(2 * steps * size + slopes, 10 * steps)
+        return Cost(3 * steps * size + steps // 8 + slopes, 8 * steps)
+
+
+def compare_forward(
+    got: dict[str, Tensor], want: dict[str, Tensor], dtype: torch.dtype, params: SrmParams, total: int
+) -> Comparison:
+    """Compare time courses [neurons, T]. Margin: 32 roundings of the largest potential (specification).
+
+    A neuron whose spikes differ is ambiguous if its float64 potential was within the margin of the threshold
+    at or before the first difference; otherwise it is wrong. Slopes must agree within the same margin (plus
+    one rounding to the stored dtype) up to the first ambiguous step of a neuron that differs, and everywhere
+    in the others.
+    """
+    neurons, steps = want["spikes"].shape
+    if neurons == 0 or steps == 0:
+        return Comparison(True)
+    spikes = got["spikes"].to(torch.float64)
+    if not ((spikes == 0) | (spikes == 1)).all():
+        return Comparison(False, "spikes has values other than 0 and 1", checked=spikes.numel(), total=total)
+    eps = torch.finfo(state_dtype(dtype)).eps
+    scale = torch.maximum(want["u"].abs(), want["peak"]).clamp(min=1.0)
+    margin = 32 * eps * torch.where(scale.isnan(), torch.inf, scale)
+    near = (want["u"] - params.v_th).abs() <= margin
+    order = torch.arange(steps).expand(neurons, steps)
+    first_difference = torch.where(spikes != want["spikes"], order, steps).amin(1)
+    first_near = torch.where(near, order, steps).amin(1)
+    differs = first_difference < steps
+    wrong = differs & (first_near > first_difference)
+    checked = neurons * steps
+    if wrong.any():
+        where = int(wrong.nonzero()[0])
+        at = int(first_difference[where])
+        text = (
+            f"spikes differ from the reference in {int(wrong.sum())} of {neurons} neurons, first at step {at} "
+            f"where u = {float(want['u'][where, at]):.9g} and v_th = {params.v_th:g}"
+        )
+        return Comparison(False, text, 1.0, int((differs & ~wrong).sum()), checked, total)
+    ambiguous = int(differs.sum())
+    comparable = order <= torch.where(differs, first_near, steps)[:, None]
+    rounding = torch.finfo(dtype).eps
+    worst = 0.0
+    for name, peak in (("delta_u", scale), ("delta_ut", want["peak_g"].clamp(min=1.0))):
+        if name not in got:
+            continue
+        kept = torch.where(comparable, want[name], 0.0)
+        shown = torch.where(comparable, got[name].to(torch.float64), 0.0).to(got[name].dtype)
+        error, bad = difference(shown, kept, 32 * eps * peak, rounding)
+        worst = max(worst, error)
+        if bad:
+            return Comparison(
+                False,
+                f"{name}: {bad} of {checked} elements out of tolerance, worst {error:.3g}",
+                error,
+                ambiguous,
+                checked,
+                total,
+            )
+    if ambiguous > max(1, AMBIGUOUS_LIMIT * neurons):
+        text = f"{ambiguous} of {neurons} neurons are ambiguous, more than {AMBIGUOUS_LIMIT:.1%}"
+        return Comparison(False, text, worst, ambiguous, checked, total)
+    return Comparison(True, "", worst, ambiguous, checked, total)
+
+
+def compare_backward(
+    got: dict[str, Tensor], want: dict[str, Tensor], dtype: torch.dtype, params: SrmParams, total: int
+) -> Comparison:
+    """Compare both gradients [neurons, T].
+
+    Tolerance: an exponential may be a table entry or a running product of up to T factors, and ``eps_w`` is a
+    difference of two, so the error is bounded by ``(T + 8)`` roundings of the gradient's scale times
+    ``|c| * (e_m**k + e_s**k) <= 2 |c|``, not of the (possibly cancelled) value, plus one rounding to the dtype.
+    """
+    neurons, steps = want["grad_w"].shape
+    if neurons == 0 or steps == 0:
+        return Comparison(True)
+    eps = torch.finfo(state_dtype(dtype)).eps * (steps + 8)
+    grad = want["grad_out"].to(torch.float64).abs()
+    fired = want["spikes"] != 0
+    worst = 0.0
+    for name, slope, bound, factor in (
+        ("grad_w", "delta_u", reference.CLAMP_W, 2 * abs(params.gain)),
+        ("grad_t", "delta_ut", reference.CLAMP_T, 1.0),
+    ):
+        scale = torch.where(fired, (-1.0 / want[slope].to(torch.float64)).clamp(bound, 0.0).abs() * grad, 0.0)
+        scale = torch.nan_to_num(scale, nan=0.0, posinf=0.0)
+        # The scale that applies at t is that of the next spike; walking maximum is a simple upper bound.
+        reach = scale.flip(1).cummax(1).values.flip(1)
+        error, bad = difference(got[name], want[name], eps * factor * reach, torch.finfo(dtype).eps)
+        worst = max(worst, error)
+        if bad:
+            text = f"{name}: {bad} of {neurons * steps} elements out of tolerance, worst {error:.3g}"
+            return Comparison(False, text, error, 0, neurons * steps, total)
+    return Comparison(True, "", worst, 0, neurons * steps, total)
+
+
+DEFINITION = SrmNeuron()

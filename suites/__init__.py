@@ -1,0 +1,1 @@
+"""Which cases are run: the workloads of published networks, selections and presets, pytest-benchmark files."""
