@@ -78,7 +78,9 @@ class Case:
         """What implementations are compared on: the key without the implementation."""
         p = self.problem
         rate = f"{p.spike_rate:g}"
-        return f"{self.operator}/{self.phase}/{p.workload}/{self.device}/{self.dtype}/b{p.batch}/t{p.time_steps}/r{rate}"
+        return (
+            f"{self.operator}/{self.phase}/{p.workload}/{self.device}/{self.dtype}/b{p.batch}/t{p.time_steps}/r{rate}"
+        )
 
     @property
     def key(self) -> str:

@@ -136,9 +136,7 @@ def definition(operator: str) -> Definition:
     return found
 
 
-def check_shape(
-    name: str, got: Any, want: Tensor, dtype: torch.dtype, device: torch.device | None = None
-) -> str:
+def check_shape(name: str, got: Any, want: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> str:
     """One line that says how ``got`` is not a tensor of ``want``'s shape, ``dtype`` and ``device``; or ''."""
     if not isinstance(got, Tensor):
         return f"{name} is a {type(got).__name__}, not a tensor"

@@ -135,8 +135,8 @@ def implementation(
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
         }
-        made = type(cls.__name__, bases, attributes)
-        key = made.name
+        made: type[Any] = type(cls.__name__, bases, attributes)
+        key = str(attributes["name"])
         if key in _classes[operator]:
             other = _classes[operator][key]
             raise ValueError(
@@ -160,9 +160,7 @@ def closest(word: str, known: list[str]) -> str:
 def _known_operator(operator: str) -> None:
     if operator not in OPERATORS:
         known = list(OPERATORS)
-        raise ValueError(
-            f"unknown operator {operator!r}{closest(operator, known)}; known: {', '.join(known)}"
-        )
+        raise ValueError(f"unknown operator {operator!r}{closest(operator, known)}; known: {', '.join(known)}")
 
 
 def _load(operator: str) -> None:

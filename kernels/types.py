@@ -37,9 +37,7 @@ class SrmParams:
             _require(number and math.isfinite(value), "SrmParams", name, value, "a finite number")
         for name in ("tau_m", "tau_s", "tau_g"):
             _require(getattr(self, name) >= 1, "SrmParams", name, getattr(self, name), "at least 1 time step")
-        _require(
-            self.tau_m != self.tau_s, "SrmParams", "tau_m", self.tau_m, f"different from tau_s={self.tau_s!r}"
-        )
+        _require(self.tau_m != self.tau_s, "SrmParams", "tau_m", self.tau_m, f"different from tau_s={self.tau_s!r}")
         _require(self.v_th > 0, "SrmParams", "v_th", self.v_th, "greater than 0")
 
     @property
@@ -65,9 +63,7 @@ class SrmParams:
 
 def _pair(owner: str, name: str, value: object, minimum: int) -> tuple[int, int]:
     items = value if isinstance(value, (tuple, list)) else (value, value)
-    good = len(items) == 2 and all(
-        isinstance(i, int) and not isinstance(i, bool) and i >= minimum for i in items
-    )
+    good = len(items) == 2 and all(isinstance(i, int) and not isinstance(i, bool) and i >= minimum for i in items)
     _require(good, owner, name, value, f"an int or a pair of ints >= {minimum}")
     return (int(items[0]), int(items[1]))
 

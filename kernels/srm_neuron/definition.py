@@ -147,8 +147,9 @@ class SrmNeuron(Definition):
         if phase == "forward":
             ref = reference.forward(picked["current"], problem.params)
             return Reference(where, dict(vars(ref)))
-        names = ("grad_out", "spikes", "delta_u", "delta_ut")
-        grad_w, grad_t = reference.backward(*(picked[n] for n in names), problem.params)
+        grad_w, grad_t = reference.backward(
+            picked["grad_out"], picked["spikes"], picked["delta_u"], picked["delta_ut"], problem.params
+        )
         return Reference(where, {"grad_w": grad_w, "grad_t": grad_t} | picked)
 
     def compare(
@@ -226,14 +227,8 @@ def compare_forward(
         error, bad = difference(shown, kept, 32 * eps * peak, rounding)
         worst = max(worst, error)
         if bad:
-            return Comparison(
-                False,
-                f"{name}: {bad} of {checked} elements out of tolerance, worst {error:.3g}",
-                error,
-                ambiguous,
-                checked,
-                total,
-            )
+            text = f"{name}: {bad} of {checked} elements out of tolerance, worst {error:.3g}"
+            return Comparison(False, text, error, ambiguous, checked, total)
     if ambiguous > max(1, AMBIGUOUS_LIMIT * neurons):
         text = f"{ambiguous} of {neurons} neurons are ambiguous, more than {AMBIGUOUS_LIMIT:.1%}"
         return Comparison(False, text, worst, ambiguous, checked, total)

@@ -54,9 +54,7 @@ def backward(
     grad_out: Tensor, spikes: Tensor, delta_u: Tensor, delta_ut: Tensor, params: SrmParams
 ) -> tuple[Tensor, Tensor]:
     """``(grad_w, grad_t)`` in float64 for saved ``spikes`` and slopes, all [B, T, *S]."""
-    grad, fired, du, dut = (
-        v.detach().to("cpu", torch.float64) for v in (grad_out, spikes, delta_u, delta_ut)
-    )
+    grad, fired, du, dut = (v.detach().to("cpu", torch.float64) for v in (grad_out, spikes, delta_u, delta_ut))
     grad_w, grad_t = torch.zeros_like(grad), torch.zeros_like(grad)
     weight_scale = (-1.0 / du).clamp(CLAMP_W, 0.0) * grad
     time_scale = (-1.0 / dut).clamp(CLAMP_T, 0.0) * grad

@@ -39,21 +39,15 @@ class TorchEager:
         check_float("grad_out", grad_out)
         assert state.delta_u is not None and state.delta_ut is not None
         wide = state_dtype(grad_out.dtype)
-        grad_w, grad_t = (
-            torch.empty(grad_out.shape, dtype=grad_out.dtype, device=grad_out.device) for _ in range(2)
-        )
+        grad_w, grad_t = (torch.empty(grad_out.shape, dtype=grad_out.dtype, device=grad_out.device) for _ in range(2))
         # Scale of the next spike and its response, which decays by one step as we walk back from it.
         zero = torch.zeros((grad_out.shape[0], *grad_out.shape[2:]), dtype=wide, device=grad_out.device)
         scale_w = scale_t = response_m = response_s = response_g = zero
         for t in reversed(range(grad_out.shape[1])):
             fired = state.spikes[:, t] != 0
             grad = grad_out[:, t].to(wide)
-            scale_w = torch.where(
-                fired, (-1.0 / state.delta_u[:, t].to(wide)).clamp(CLAMP_W, 0) * grad, scale_w
-            )
-            scale_t = torch.where(
-                fired, (-1.0 / state.delta_ut[:, t].to(wide)).clamp(CLAMP_T, 0) * grad, scale_t
-            )
+            scale_w = torch.where(fired, (-1.0 / state.delta_u[:, t].to(wide)).clamp(CLAMP_W, 0) * grad, scale_w)
+            scale_t = torch.where(fired, (-1.0 / state.delta_ut[:, t].to(wide)).clamp(CLAMP_T, 0) * grad, scale_t)
             response_m = torch.where(fired, params.e_m, response_m * params.e_m)
             response_s = torch.where(fired, params.e_s, response_s * params.e_s)
             response_g = torch.where(fired, params.e_g, response_g * params.e_g)
