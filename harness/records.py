@@ -23,34 +23,11 @@ TIMED_OUT = "timed-out"
 ERROR = "error"
 STATUSES = (OK, INCORRECT, UNAVAILABLE, UNSUPPORTED, OUT_OF_MEMORY, CRASHED, TIMED_OUT, ERROR)
 
-COLUMNS = [
-    "operator",
-    "phase",
-    "workload",
-    "implementation",
-    "device",
-    "device_name",
-    "dtype",
-    "batch",
-    "time_steps",
-    "spike_rate",
-    "status",
-    "reason",
-    "median_s",
-    "ci_low_s",
-    "ci_high_s",
-    "samples",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "peak_bytes",
-    "saved_bytes",
-    "ideal_bytes",
-    "roofline",
-    "first_call_s",
-    "max_error",
-    "ambiguous",
-]
+COLUMNS = tuple(
+    """operator phase workload implementation device device_name dtype batch time_steps spike_rate status reason
+    median_s ci_low_s ci_high_s samples speedup speedup_low speedup_high peak_bytes saved_bytes ideal_bytes
+    roofline first_call_s max_error ambiguous""".split()
+)
 """The first columns of results.csv, in order; more may follow."""
 
 
