@@ -1,0 +1,245 @@
+"""The run folder: create it, add a finished case, finish it, read it back.
+
+Torch-free. ``run.json`` says what was asked for and where it ran, ``cases.jsonl`` is the journal (see
+``journal``), ``benchmarks.json`` and ``results.csv`` are derived from it by ``finish``, ``logs/`` holds what workers
+printed and ``traces/`` what ``profile`` collected. No host name, user name or absolute path is stored.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+from spikemark.harness import journal
+from spikemark.harness.errors import UsageError
+from spikemark.harness.journal import StorageError, dumps, storage_error
+from spikemark.harness.records import COLUMNS, SCHEMA_VERSION, Record
+
+__all__ = ["Run", "RunFolder", "StorageError", "new_meta"]
+
+RUN_JSON = "run.json"
+JOURNAL = "cases.jsonl"
+BENCHMARKS_JSON = "benchmarks.json"
+RESULTS_CSV = "results.csv"
+
+
+def now() -> str:
+    """This moment in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def without_folders(argument: str) -> str:
+    """A command-line word with absolute paths cut to their last part: they tell who ran where.
+
+    ``--out=/home/me/runs/a`` -> ``--out=a``; relative paths and everything else stay.
+    """
+    option, equals, value = argument.partition("=")
+    if option.startswith("-") and equals:
+        return f"{option}={without_folders(value)}"
+    return PurePath(argument).name if PurePath(argument).is_absolute() else argument
+
+
+def new_meta(
+    arguments: list[str],
+    *,
+    seed: int,
+    preset: str,
+    passes: int,
+    planned: int,
+    environments: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A fresh ``run.json``: what was asked for (argv after ``spikemark``), started now, not yet ended."""
+    from spikemark import __version__
+
+    return {
+        "schema": SCHEMA_VERSION,
+        "spikemark": __version__,
+        "arguments": [without_folders(a) for a in arguments],
+        "seed": seed,
+        "preset": preset,
+        "passes": passes,
+        "started": now(),
+        "ended": None,
+        "interrupted": False,
+        "environments": environments or {},
+        "selftest": None,
+        "planned": planned,
+        "unmeasured": [],
+    }
+
+
+@dataclass
+class Run:
+    """A run folder as read: its ``run.json``, records and calibrations in journal order.
+
+    ``damaged`` counts journal lines that could not be read (cut by a kill or a full disk).
+    """
+
+    path: Path
+    meta: dict[str, Any]
+    records: list[Record] = field(default_factory=list)
+    calibrations: list[dict[str, Any]] = field(default_factory=list)
+    damaged: int = 0
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a kill at any moment, sees the old content or the new, never half of it."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(path, error) from None
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / RUN_JSON
+    if not path.exists():
+        raise UsageError(f"run folder {path} does not exist")
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file, not a run folder")
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} is no run folder: it has no {RUN_JSON}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{file} is not valid JSON") from None
+    if not isinstance(meta, dict) or "schema" not in meta:
+        raise UsageError(f"{file} is not a run description: it has no schema number")
+    if meta["schema"] != SCHEMA_VERSION:
+        raise UsageError(f"{file} has schema {meta['schema']!r}; this version reads schema {SCHEMA_VERSION}")
+    return _checked_meta(meta, file)
+
+
+def _checked_meta(meta: dict[str, Any], file: Path) -> dict[str, Any]:
+    """``meta`` with absent fields filled in; a field of the wrong type is refused by name."""
+    blank = new_meta([], seed=0, preset="", passes=0, planned=0) | {"started": None}
+    meta = blank | meta
+    wanted: dict[str, type] = {"arguments": list, "seed": int, "preset": str, "passes": int, "environments": dict}
+    wanted |= {"planned": int, "unmeasured": list, "interrupted": bool}
+    for name, kind in wanted.items():
+        if not isinstance(meta[name], kind):
+            raise UsageError(f"{file}: {name} is not a {kind.__name__}")
+    if not all(isinstance(e, dict) for e in meta["environments"].values()):
+        raise UsageError(f"{file}: environments does not hold one description a device")
+    return meta
+
+
+class RunFolder:
+    """A run folder open for writing. Make one with ``create`` or ``reopen``; read one with ``load``."""
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        self.path = path
+        self.meta = meta
+        self._journal = journal.JournalWriter(path / JOURNAL)
+
+    @classmethod
+    def create(cls, path: str | Path, meta: dict[str, Any]) -> RunFolder:
+        """Make the folder (parents too) and its ``run.json``; an existing empty folder is used.
+
+        Raises ``UsageError`` if it holds a run already, holds anything else, or cannot be written.
+        """
+        path = Path(path)
+        try:
+            if (path / RUN_JSON).is_file():
+                raise UsageError(f"{path} already holds a run: choose another --out, or continue it with --resume")
+            if path.is_dir() and any(path.iterdir()):
+                raise UsageError(f"{path} exists and is no run folder: choose another --out")
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"{path} is a file, not a folder: choose another --out")
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "logs").mkdir(exist_ok=True)
+            (path / "traces").mkdir(exist_ok=True)
+        except OSError as error:
+            raise storage_error(path, error) from None
+        _write_atomically(path / RUN_JSON, dumps(meta, indent=1) + "\n")
+        return cls(path, meta)
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> tuple[RunFolder, Run]:
+        """Open an existing run to add to it (``--resume``), and what it holds so far. Raises as ``load`` does."""
+        run = cls.load(path)
+        return cls(run.path, run.meta), run
+
+    @staticmethod
+    def load(path: str | Path) -> Run:
+        """Read a run folder. Raises ``UsageError``, one line, for something that is no run or of another schema."""
+        path = Path(path)
+        meta = _read_meta(path)
+        found = journal.read(path / JOURNAL)
+        return Run(path, meta, found.records, found.calibrations, found.damaged)
+
+    def append(self, record: Record) -> None:
+        """Add a finished case; it is on disk when this returns. Raises ``StorageError`` on a full disk."""
+        data = {"kind": "record"} | record.to_json()
+        recording = data["case"]["problem"].get("recording")
+        if recording:
+            recording["path"] = PurePath(recording["path"]).name
+        self._journal.append(data)
+
+    def append_calibration(self, calibration: dict[str, Any]) -> None:
+        """Add one pass's calibration of one device (fields: see the module ``records`` and the design)."""
+        self._journal.append({"kind": "calibration", "schema": SCHEMA_VERSION} | calibration)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of ``run.json``, at once and whole."""
+        self.meta.update(changes)
+        _write_atomically(self.path / RUN_JSON, dumps(self.meta, indent=1) + "\n")
+
+    def finish(self, **changes: Any) -> Run:
+        """Close the journal, mark the run ended (and ``changes``), write ``benchmarks.json`` and ``results.csv``.
+
+        Returns the run as read back from disk, so what is derived is derived from what is stored.
+        """
+        self.close()
+        self.update(**({"ended": now()} | changes))
+        run = self.load(self.path)
+        write_derived(run)
+        return run
+
+    def close(self) -> None:
+        """Close the journal; more than once is once."""
+        self._journal.close()
+
+
+def write_derived(run: Run) -> None:
+    """(Re)write ``benchmarks.json`` and ``results.csv`` of ``run`` from its journal."""
+    from spikemark.harness.benchmarks_json import benchmarks_json
+
+    _write_atomically(run.path / BENCHMARKS_JSON, dumps(benchmarks_json(run)) + "\n")
+    _write_atomically(run.path / RESULTS_CSV, results_csv(run))
+
+
+def results_csv(run: Run) -> str:
+    """The text of ``results.csv``: ``COLUMNS`` first and in order, then every other field of the rows."""
+    from spikemark.harness.statistics import summarise
+
+    rows = [row if isinstance(row, dict) else row.to_json() for row in summarise(run)]
+    extras = list(dict.fromkeys(name for row in rows for name in row if name not in COLUMNS))
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*COLUMNS, *extras])
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in (*COLUMNS, *extras)])
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A CSV cell: empty for None, words for a list, JSON for a dict; numbers as they are."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(str(v) for v in value)
+    if isinstance(value, dict):
+        return dumps(value)
+    return value
