@@ -1,0 +1,328 @@
+"""What a run says: one tidy row a case, speed-ups against the baseline, winners. Torch-free; numpy only.
+
+``summarise`` merges a case's records over passes. The figures' rules, in one place:
+
+* ``median_s`` is the median over passes of the passes' medians of cold samples, with a 95 % interval (``intervals``).
+* ``speedup`` is baseline time / this time, pass by pass: both were measured in the same block of the same pass, so the
+  machine's drift falls on both and cancels.
+* ``roofline`` is the share of the copy bandwidth *of the same pass* that the least possible traffic would need.
+  Above 1 it is flagged ``above-copy-bandwidth``: the data came from a cache, or the cost model is wrong.
+* Within a run, differences below ``RUN_MARGIN`` are no verdict. Implementations that share their inner kernel differ
+  by the machine's mood only; a margin wider than that mood makes two honest runs say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from spikemark.harness.intervals import (
+    FASTER,
+    INCONCLUSIVE,
+    REFUSED,
+    SAME,
+    SLOWER,
+    VERDICTS,
+    Array,
+    Interval,
+    binomial_interval,
+    centre_intervals,
+    geometric_mean,
+    median_errors,
+    ratio_interval,
+    unpaired,
+    verdict,
+)
+from spikemark.harness.records import (
+    COLUMNS,
+    CRASHED,
+    ERROR,
+    INCORRECT,
+    OK,
+    OUT_OF_MEMORY,
+    TIMED_OUT,
+    UNAVAILABLE,
+    UNSUPPORTED,
+    Record,
+)
+
+if TYPE_CHECKING:
+    from spikemark.harness.runfolder import Run
+
+__all__ = [
+    "FASTER",
+    "INCONCLUSIVE",
+    "REFUSED",
+    "RUN_MARGIN",
+    "SAME",
+    "SLOWER",
+    "VERDICTS",
+    "Interval",
+    "PassTable",
+    "Row",
+    "binomial_interval",
+    "geometric_mean",
+    "ratio_interval",
+    "summarise",
+    "verdict",
+    "winners",
+]
+
+Row = dict[str, Any]
+
+RUN_MARGIN = 0.10
+"""Differences within one run below this are no verdict: three passes on a shared machine tell the same kernel under two
+names apart by several percent (docs/ci.md has the noise study), while real alternatives differ by factors."""
+
+_CASE_COLUMNS = ("operator", "phase", "workload", "implementation", "device", "dtype")
+_WORST_FIRST = (INCORRECT, CRASHED, TIMED_OUT, OUT_OF_MEMORY, ERROR, UNAVAILABLE, UNSUPPORTED, OK)
+
+
+class PassTable:
+    """Pass medians of many cases as one matrix, so that intervals are computed for all at once.
+
+    ``logs`` and ``errors`` are [cases, passes]: log median and its standard error from the samples, NaN where the
+    case was not measured in that pass.
+    """
+
+    def __init__(self, samples: Sequence[dict[Any, Sequence[float]]]) -> None:
+        """``samples[i]`` maps pass identifiers to case i's samples in seconds. Values that are not positive finite are
+        no times and are left out."""
+        self.passes: list[Any] = sorted({p for case in samples for p in case}, key=str)
+        column = {p: j for j, p in enumerate(self.passes)}
+        self.logs: Array = np.full((len(samples), len(self.passes)), np.nan)
+        self.errors: Array = np.full_like(self.logs, np.nan)
+        by_length: dict[int, list[tuple[int, int, list[float]]]] = defaultdict(list)
+        for i, case in enumerate(samples):
+            for p, values in case.items():
+                times = [t for t in values if 0 < t < math.inf]
+                if times:
+                    by_length[len(times)].append((i, column[p], times))
+        for entries in by_length.values():
+            stacked = np.log(np.array([e[2] for e in entries], dtype=float))
+            at = ([e[0] for e in entries], [e[1] for e in entries])
+            self.logs[at] = np.median(stacked, axis=1)
+            self.errors[at] = median_errors(stacked)
+
+    def intervals(self) -> Array:
+        """Log median, low, high and spread of every case: [cases, 4]."""
+        return centre_intervals(self.logs, self.errors)
+
+    def ratios(self, over: Sequence[int], under: Sequence[int]) -> list[Interval]:
+        """Intervals of case ``over[i]`` / case ``under[i]``, pass by pass where both were measured.
+
+        Two that share no pass are compared as independent, which is wider. NaN if one has no samples.
+        """
+        a, b = list(over), list(under)
+        if not a:
+            return []
+        logs = self.logs[a] - self.logs[b]
+        columns = centre_intervals(logs, np.hypot(self.errors[a], self.errors[b]))
+        counts = np.isfinite(logs).sum(axis=1)
+        alone = self.intervals() if (counts == 0).any() else None
+        out = []
+        for i, (centre, low, high, spread) in enumerate(columns):
+            if counts[i] or alone is None:
+                out.append(Interval(*map(math.exp, (centre, low, high)), float(spread), int(counts[i])))
+                continue
+            sizes = (int(np.isfinite(self.logs[a[i]]).sum()), int(np.isfinite(self.logs[b[i]]).sum()))
+            out.append(unpaired(alone[a[i]], alone[b[i]], sizes))
+        return out
+
+
+def _middle(values: Iterable[Any]) -> float | None:
+    good = [v for v in values if v is not None and math.isfinite(v)]
+    return float(median(good)) if good else None
+
+
+def _most(values: Iterable[Any]) -> Any:
+    good = [v for v in values if v is not None]
+    return max(good, key=lambda v: -math.inf if math.isnan(v) else v) if good else None
+
+
+def _status(records: list[Record]) -> tuple[str, str]:
+    """The worst status over passes and its reason, which says in how many passes if not in all."""
+    worst = min((r.status for r in records), key=_WORST_FIRST.index)
+    bad = [r for r in records if r.status == worst]
+    if worst == OK:
+        return OK, ""
+    reason = next((r.reason for r in bad if r.reason), "no reason was recorded")
+    return worst, reason if len(bad) == len(records) else f"in {len(bad)} of {len(records)} passes: {reason}"
+
+
+class _Merged:
+    """All records of one case on one device model: (run index, pass index) -> record; a later line replaces."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[int, int], Record] = {}
+        self.device_name = ""
+
+    def samples(self, name: str = "samples") -> dict[Any, Sequence[float]]:
+        if any(r.status != OK for r in self.records.values()):
+            return {}
+        return {p: getattr(r, name) for p, r in self.records.items()}
+
+
+def _bandwidths(runs: Sequence[Run]) -> dict[tuple[int, str, int], float]:
+    found: dict[tuple[int, str, int], list[float]] = defaultdict(list)
+    for index, run in enumerate(runs):
+        for line in run.calibrations:
+            if math.isfinite(line["copy_bytes_per_s"]) and line["copy_bytes_per_s"] > 0:
+                found[index, line["environment"], line["pass_index"]].append(line["copy_bytes_per_s"])
+    return {key: float(np.median(values)) for key, values in found.items()}
+
+
+def merge_passes(runs: Sequence[Run]) -> dict[tuple[str, str], _Merged]:
+    """Records of one or several runs by (case key, device name), in the order first seen."""
+    merged: dict[tuple[str, str], _Merged] = defaultdict(_Merged)
+    for index, run in enumerate(runs):
+        environments = run.meta.get("environments", {})
+        for record in run.records:
+            described = environments.get(record.environment) or environments.get(record.case.device) or {}
+            name = str(described.get("device_name") or record.environment or record.case.device)
+            entry = merged[record.case.key, name]
+            entry.device_name = name
+            entry.records[index, record.pass_index] = record
+    return merged
+
+
+def baselines(runs: Sequence[Run]) -> dict[str, str]:
+    """operator -> name of its baseline, from ``run.json["baselines"]`` or from records that say so."""
+    out: dict[str, str] = {}
+    for run in runs:
+        out.update(run.meta.get("baselines") or {})
+        for record in run.records:
+            if record.details.get("baseline") is True:
+                out[record.case.operator] = record.case.implementation
+    return out
+
+
+def summarise(run: Run | Sequence[Run]) -> list[Row]:
+    """One row a case: ``COLUMNS`` and the extras below, in order of first appearance in the journal.
+
+    Extras: ``flags`` (list), ``passes`` (measured), ``noise`` (half-width of the median's interval, relative),
+    ``spread`` (deviation between passes, relative), ``warm_median_s, call_median_s, workspace_bytes, moved_bytes``,
+    ``verdict`` (against the baseline: faster, slower, same, inconclusive; empty for itself or without one),
+    ``winner`` (``alone``, ``tied`` or empty), ``key``, ``group``, ``pass_medians_s`` and ``pass_indices``.
+    Absent figures are None. Several runs are merged as more passes where case and device name agree.
+    """
+    runs = list(run) if isinstance(run, (list, tuple)) else [run]
+    merged = list(merge_passes(runs).values())
+    table = PassTable([m.samples() for m in merged])
+    bandwidths = _bandwidths(runs)
+    rows = [_plain_row(m, bandwidths) for m in merged]
+    column = {p: j for j, p in enumerate(table.passes)}
+    for i, (centre, low, high, spread) in enumerate(table.intervals()):
+        if rows[i]["status"] != OK:
+            continue
+        if math.isnan(centre):
+            rows[i] |= {"status": ERROR, "reason": "no sample is a positive time"}
+            continue
+        rows[i] |= {"median_s": math.exp(centre), "ci_low_s": math.exp(low), "ci_high_s": math.exp(high)}
+        rows[i]["noise"] = (math.exp(high - centre) - math.exp(low - centre)) / 2
+        rows[i]["spread"] = None if math.isnan(spread) else math.expm1(spread)
+        measured = [p for p in merged[i].records if math.isfinite(table.logs[i, column[p]])]
+        rows[i]["pass_medians_s"] = [math.exp(table.logs[i, column[p]]) for p in measured]
+        rows[i]["pass_indices"] = [p[1] if len(runs) == 1 else f"{p[0]}:{p[1]}" for p in measured]
+        rows[i]["passes"] = len(measured)
+        if len(measured) == 1:
+            rows[i]["flags"].append("one-pass")
+    _add_speedups(rows, table, baselines(runs))
+    _add_winners(rows, table)
+    return rows
+
+
+def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -> Row:
+    """Everything of a row that needs no interval."""
+    records = list(merged.records.values())
+    case, problem = records[0].case, records[0].case.problem
+    status, reason = _status(records)
+    row: Row = dict.fromkeys(COLUMNS)
+    row |= {
+        name: getattr(case, name) for name in ("operator", "phase", "workload", "implementation", "device", "dtype")
+    }
+    row |= {"device_name": merged.device_name, "batch": problem.batch, "time_steps": problem.time_steps}
+    row |= {"status": status, "reason": reason, "samples": 0, "passes": 0}
+    row["spike_rate"] = _middle(r.spike_rate for r in records)
+    for name in ("peak_bytes", "saved_bytes", "workspace_bytes"):
+        row[name] = _most(r.memory.get(name) for r in records)
+    row["ideal_bytes"] = _most(r.cost.get("bytes") for r in records)
+    row["moved_bytes"] = _most(r.cost.get("moved_bytes") for r in records)
+    row["max_error"] = _most(r.verification.get("max_error") for r in records)
+    row["ambiguous"] = _most(r.verification.get("ambiguous") for r in records)
+    row["flags"] = list(dict.fromkeys(flag for r in records for flag in r.flags))
+    row |= {"noise": None, "spread": None, "verdict": "", "winner": "", "key": case.key, "group": case.group}
+    row |= {"warm_median_s": None, "call_median_s": None, "pass_medians_s": [], "pass_indices": []}
+    if status != OK:
+        return row
+    row["samples"] = sum(len(r.samples) for r in records)
+    row["first_call_s"] = _middle(r.first_call_s for r in records)
+    for name in ("warm", "call"):
+        row[f"{name}_median_s"] = _middle(_middle(getattr(r, f"{name}_samples")) for r in records)
+    shares = []
+    for (run_index, pass_index), record in merged.records.items():
+        copy = bandwidths.get((run_index, record.environment, pass_index))
+        median, ideal = _middle(record.samples), record.cost.get("bytes")
+        if copy and median and ideal is not None:
+            shares.append(ideal / median / copy)
+    row["roofline"] = _middle(shares)
+    if row["roofline"] is not None and row["roofline"] > 1 and "above-copy-bandwidth" not in row["flags"]:
+        row["flags"].append("above-copy-bandwidth")
+    return row
+
+
+def _blocks(rows: list[Row]) -> dict[tuple[str, str], list[int]]:
+    """Indices of the measured rows of each comparison: same ``group``, same device model."""
+    blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        if row["median_s"] is not None:
+            blocks[row["group"], row["device_name"]].append(i)
+    return blocks
+
+
+def _add_speedups(rows: list[Row], table: PassTable, names: dict[str, str]) -> None:
+    pairs: list[tuple[int, int]] = []
+    for members in _blocks(rows).values():
+        base = next((i for i in members if rows[i]["implementation"] == names.get(rows[i]["operator"])), None)
+        if base is not None:
+            rows[base] |= {"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0}
+            pairs += [(i, base) for i in members if i != base]
+    for (i, _), slowdown in zip(pairs, table.ratios([p[0] for p in pairs], [p[1] for p in pairs]), strict=True):
+        gain = slowdown.inverse()
+        rows[i] |= {"speedup": gain.value, "speedup_low": gain.low, "speedup_high": gain.high}
+        rows[i]["verdict"] = verdict(slowdown, RUN_MARGIN)
+
+
+def _add_winners(rows: list[Row], table: PassTable) -> None:
+    """Mark the fastest of each block ``alone``, or it and all that are not clearly slower ``tied``.
+
+    Clearly slower: the whole interval of the pass-by-pass ratio to the fastest lies beyond ``RUN_MARGIN``. A point
+    estimate that wins by 2 % wins in one run and loses in the next; naming both is the answer that stays.
+    """
+    pairs: list[tuple[int, int]] = []
+    for members in _blocks(rows).values():
+        first = min(members, key=lambda i: (rows[i]["median_s"], rows[i]["implementation"]))
+        rows[first]["winner"] = "alone" if len(members) > 1 else ""
+        pairs += [(i, first) for i in members if i != first]
+    for (i, first), ratio in zip(pairs, table.ratios([p[0] for p in pairs], [p[1] for p in pairs]), strict=True):
+        if not ratio.low > 1 + RUN_MARGIN:
+            rows[i]["winner"] = rows[first]["winner"] = "tied"
+
+
+def winners(rows: Iterable[Row]) -> dict[str, list[str]]:
+    """group -> implementations that won it (several: a tie), by name; groups with one measured case are left out."""
+    out: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row["winner"]:
+            out[row["group"]].append(row["implementation"])
+    return {group: sorted(set(names)) for group, names in out.items()}
+
+
+def status_counts(rows: Iterable[Row]) -> dict[str, int]:
+    """How many cases have each status, worst first; statuses with none are absent."""
+    counts = Counter(row["status"] for row in rows)
+    return {status: counts[status] for status in _WORST_FIRST if counts[status]}
