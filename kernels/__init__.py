@@ -22,19 +22,19 @@ _WHERE = {
     "baseline": "registry",
     "load_plugin": "registry",
     "SrmState": "state",
-    "definition": "definition",
-    "srm_neuron": "functional",
-    "adjusted_avg_pool2d": "functional",
-    "clamped_sign": "functional",
     "SrmConv2d": "layers",
     "SrmLinear": "layers",
     "AdjustedAvgPool2d": "layers",
 }
 
-__all__ = list(_WHERE)
+_CALLABLE_FOLDERS = ("srm_neuron", "adjusted_avg_pool2d", "clamped_sign")
+
+__all__ = [*_WHERE, *_CALLABLE_FOLDERS]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_FOLDERS:
+        return importlib.import_module(f"spikemark.kernels.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'spikemark.kernels' has no attribute {name!r}")
     return getattr(importlib.import_module(f"spikemark.kernels.{_WHERE[name]}"), name)

@@ -46,6 +46,8 @@ class Implementation:
     baseline: ClassVar[bool] = False
     default: ClassVar[bool] = True
     source: ClassVar[str] = "spikemark"
+    ran: str = ""
+    """Name of the kernel or path that the last call really took, where there is a choice; results record it."""
 
     def unavailable(self) -> str | None:
         """Why it cannot run on this machine at all (missing compiler, package, GPU), or None."""
