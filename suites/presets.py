@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 QUICK_NEURON = ("torch_compile",)  # compiles for seconds, in every pass anew: named, or in `full`
 
@@ -43,17 +44,14 @@ class Preset:
     max_samples: int = 1000
     gate_limit: int | None = None
 
-    def options(self) -> dict[str, float | int | bool | None]:
-        """The sampling options of a plan (see the worker's protocol)."""
+    def sampling(self) -> dict[str, Any]:
+        """How cases are sampled, as the supervisor's ``RunOptions`` name it."""
         return {
             "precision": self.precision,
             "budget_s": self.budget_s,
             "min_samples": self.min_samples,
             "max_samples": self.max_samples,
             "gate_limit": self.gate_limit,
-            "ledger": True,
-            "call_time": True,
-            "first": True,
         }
 
 

@@ -1,0 +1,1 @@
+"""What each subcommand of ``spikemark`` does; ``spikemark.runner`` parses the command line and calls one of them."""

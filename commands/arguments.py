@@ -1,0 +1,144 @@
+"""Arguments that several subcommands share: the selection of cases, and how errors of the parser are told.
+
+Torch-free, and cheap to import: every start of the command line pays for this module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, NoReturn
+
+from spikemark.harness.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are a ``UsageError`` of one line that names the nearest option or choice."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **options)
+        self.suggest_on_error = False  # Python 3.14's own suggestions would double ours
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what the runner prints as one line."""
+        raise UsageError(f"{self._with_nearest(message)} (see `{self.prog} --help`)")
+
+    def _with_nearest(self, message: str) -> str:
+        strange = re.match(r"unrecognized arguments: (\S+)", message)
+        if strange:
+            word = strange[1].split("=")[0]
+            return f"unrecognized argument {strange[1]!r}{_nearest(word, list(self._option_string_actions))}"
+        choice = re.match(r"argument .*: invalid choice: '(.*?)' \(choose from (.*)\)", message, re.DOTALL)
+        if choice:
+            names = [name.strip(" '") for name in choice[2].split(",")]
+            what = message.removeprefix("argument ").split(":")[0].lower()
+            return f"unknown {what} {choice[1]!r}{_nearest(choice[1], names)}; known: {', '.join(names)}"
+        return " ".join(message.split())
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, but an unknown option is told by the subcommand that was given, which knows its own options."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            getattr(found, "parser", self).error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+SPIKES = """your own recording: .npz with the array `spikes`, 0/1, [C,T,H,W] or [B,T,C,H,W]; it is measured besides,
+at its own batch and firing rate; to measure it alone: --workload 'recording:*'"""
+
+
+def natural(text: str) -> int:
+    """A whole number >= 1 (argparse type)."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:10]) <= 10**9 or len(text) > 10:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number >= 0 (argparse type)."""
+    return 0 if re.fullmatch("0+", text) else natural(text)
+
+
+def rate(text: str) -> float:
+    """A firing rate (argparse type): ``0.05`` or ``5%``. Its range is checked with the rest of the selection."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a firing rate such as 0.05 or 5% is needed, got {text!r}") from None
+
+
+def seconds(text: str) -> float:
+    """A time greater than 0 (argparse type): ``90``, ``90s``, ``5m`` or ``2h``, in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    value = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"a time such as 90, 90s, 5m or 2h is needed, got {text!r}")
+    return value
+
+
+def add_selection(parser: argparse.ArgumentParser, preset: str) -> None:
+    """SELECT of the command line: which cases. Each option may be repeated; names may have * and ?."""
+    group = parser.add_argument_group(
+        "selection", "each may be repeated; names may have * and ? (quote them); nothing named: what the preset has"
+    )
+
+    def add(flag: str, destination: str, metavar: str, text: str, kind: Any = str) -> None:
+        group.add_argument(flag, dest=destination, metavar=metavar, action="append", default=[], type=kind, help=text)
+
+    add("--operator", "operators", "NAME", "see `spikemark list operators`")
+    add("--phase", "phases", "NAME", "forward, backward, input, weight or step")
+    add("--implementation", "implementations", "NAME", "see `spikemark list implementations`")
+    add("--workload", "workloads", "NAME", "see `spikemark list workloads`; any of them, not only the preset's")
+    add(
+        "--device", "devices", "DEVICE", "cpu, cpu:N (N threads), cuda, cuda:I or all; default: the first GPU, else cpu"
+    )
+    add("--dtype", "dtypes", "DTYPE", "float32 (default), float16, bfloat16 or float64")
+    add("--batch", "batches", "N", "batch size; default: the preset's", natural)
+    add("--spike-rate", "rates", "RATE", "firing rate of the inputs, 0.05 or 5%%; default: the workload's", rate)
+    group.add_argument("--preset", metavar="NAME", default=preset, help=f"smoke, quick or full; default: {preset}")
+    add("--plugin", "plugins", "FILE", "Python file that registers implementations")
+    add(
+        "--workload-file",
+        "workload_files",
+        "FILE",
+        "TOML file of your own layers, in the form of suites/workloads.toml",
+    )
+    add("--spikes", "spikes", "FILE", SPIKES)
+    group.add_argument("--time-axis", metavar="N", type=whole, help="axis of time in the recordings; default: 1")
+    group.add_argument(
+        "--seed", metavar="N", type=whole, default=0, help="of inputs and of the visit order; default: 0"
+    )
+
+
+def load_plugins(files: list[str]) -> None:
+    """Import plug-in files; ``UsageError`` names the one that fails."""
+    from spikemark.kernels import registry
+
+    for file in files:
+        try:
+            registry.load_plugin(file)
+        except ValueError as error:
+            raise UsageError(" ".join(str(error).split())) from None
+
+
+def cases(arguments: argparse.Namespace) -> list[Any]:
+    """The cases that parsed arguments select; loads plug-ins first, so that their names are known."""
+    from spikemark.suites import selection
+
+    if arguments.time_axis is not None and not arguments.spikes:
+        raise UsageError("--time-axis says where time is in a recording: it needs --spikes FILE")
+    load_plugins(arguments.plugins)
+    return selection.build(
+        arguments.preset,
+        recordings=[(path, arguments.time_axis) for path in arguments.spikes],
+        workload_files=arguments.workload_files,
+        seed=arguments.seed,
+        **{name: getattr(arguments, name) for name in selection.Selection.__dataclass_fields__},
+    )

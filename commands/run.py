@@ -1,0 +1,115 @@
+"""``spikemark run``: plan, measure under supervision, write the report, say who won."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from spikemark.commands import arguments as shared
+from spikemark.commands import terminal
+from spikemark.harness.errors import UsageError
+from spikemark.harness.records import OK
+
+CONTINUING = {"--out", "--resume", "--time-limit"}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure the selected cases into a run folder; prints the winners and, last, the path of report.html."""
+    from spikemark.harness import supervisor
+    from spikemark.reports import html
+
+    if arguments.resume:
+        arguments = _resumed(arguments)
+    cases = shared.cases(arguments)
+    result = supervisor.run(cases, options(arguments, cases), worker_command(), arguments.argv)
+    print(summary(result.path))
+    if result.message:
+        print(terminal.inert(result.message, 1000))
+    print(html.write([result.path], None))
+    return result.exit_code
+
+
+def _resumed(arguments: argparse.Namespace) -> argparse.Namespace:
+    """``--resume --out DIR`` without a selection repeats the one that the run was started with."""
+    from spikemark.harness.runfolder import RunFolder
+
+    if not arguments.out:
+        raise UsageError("--resume needs --out DIR: the run folder to continue")
+    given = {word.split("=")[0] for word in arguments.argv if word.startswith("--")}
+    if not given <= CONTINUING:
+        return arguments
+    stored: list[str] = RunFolder.load(arguments.out).meta["arguments"]
+    again = arguments.parse(stored)
+    if again.command != "run":
+        raise UsageError(f"{arguments.out} was not made by `spikemark run`: it cannot be resumed")
+    again.out, again.resume, again.time_limit = arguments.out, True, arguments.time_limit
+    again.argv, again.parse = stored, arguments.parse
+    return again
+
+
+def options(arguments: argparse.Namespace, cases: Sequence[Any]) -> Any:
+    """The supervisor's options: the preset's, and what the command line says otherwise."""
+    from spikemark.harness.plan import RunOptions
+    from spikemark.kernels import registry
+    from spikemark.suites.presets import PRESETS
+
+    preset = PRESETS[arguments.preset]
+    out = arguments.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{preset.name}"
+    return RunOptions(
+        out=Path(out),
+        preset=preset.name,
+        passes=arguments.passes or preset.passes,
+        seed=arguments.seed,
+        case_timeout_s=arguments.time_limit,
+        resume=arguments.resume,
+        devices=tuple(dict.fromkeys(case.device for case in cases)),
+        plugins=tuple(str(Path(plugin).resolve()) for plugin in arguments.plugins),
+        baselines={case.operator: registry.baseline(case.operator).name for case in cases},
+        **preset.sampling(),
+    )
+
+
+def worker_command() -> Any:
+    """The command line of a measuring process."""
+    from spikemark.suites import worker
+
+    return worker.worker_command
+
+
+def summary(path: Path) -> str:
+    """Who won each comparison, by how much over the baseline, and what failed; a few lines for a terminal."""
+    from spikemark.harness import statistics
+    from spikemark.harness.runfolder import RunFolder
+    from spikemark.reports import words
+
+    rows = statistics.summarise(RunFolder.load(path))
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    lines = []
+    for group in groups.values():
+        timed = sorted((r for r in group if r["status"] == OK and r["median_s"]), key=lambda r: r["median_s"])
+        if not timed:
+            continue
+        best = timed[0]
+        names = [r["implementation"] for r in timed if r["winner"]] or [best["implementation"]]
+        lines.append(
+            [
+                best["operator"],
+                best["phase"],
+                best["workload"],
+                f"{best['device']} b{best['batch']}",
+                " = ".join(dict.fromkeys([best["implementation"], *names])),
+                words.seconds(best["median_s"], best["ci_low_s"], best["ci_high_s"]),
+                f"{best['speedup']:.2f}x" if best["speedup"] else "",
+            ]
+        )
+    header = ["Operator", "Phase", "Workload", "On", "Fastest", "Median", "Speed-up"]
+    counts = statistics.status_counts(rows)
+    failed = ", ".join(f"{n} {status}" for status, n in counts.items() if status != OK)
+    return terminal.table(header, lines, right=[5, 6]) + (
+        f"\nnot measured: {failed} (reasons in the report)" if failed else ""
+    )

@@ -1,0 +1,150 @@
+"""The command line: it reads arguments and calls the rooms, nothing else.
+
+Imports are late: ``--help``, ``list operators``, ``list workloads``, ``report`` and the like never import torch.
+
+Exit codes: 0 done; 1 a regression was found; 2 the command line or an input file is wrong; 3 a result is incorrect;
+4 nothing was measured; 5 inconclusive under ``--strict``; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+
+def _name_this_package() -> None:
+    """Make ``spikemark`` mean the folder of this file, for ``python runner.py`` with or without an install.
+
+    Python has put the folder itself on ``sys.path``, where ``kernels`` would shadow a published package: it goes.
+    """
+    root = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != root]
+    spec = importlib.util.spec_from_file_location(
+        "spikemark", root / "__init__.py", submodule_search_locations=[str(root)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["spikemark"] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    _name_this_package()
+
+from spikemark.commands.arguments import Parser, add_selection, natural, seconds  # noqa: E402
+from spikemark.harness.errors import NothingMeasured, UsageError  # noqa: E402
+
+if TYPE_CHECKING:
+    import argparse
+
+EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 4, 130
+DEFAULT_PRESET = {"run": "quick", "verify": "smoke"}
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    kinds = ("operators", "implementations", "workloads", "devices")
+    parser.add_argument("what", metavar="KIND", nargs="?", choices=kinds, help=f"one of {', '.join(kinds)}")
+    parser.add_argument("--json", action="store_true", help="for programs: everything that is known of each")
+    parser.add_argument("--plugin", dest="plugins", metavar="FILE", action="append", default=[])
+    parser.add_argument("--workload-file", dest="workload_files", metavar="FILE", action="append", default=[])
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser, DEFAULT_PRESET["verify"])
+    parser.add_argument("--json", action="store_true", help="one JSON object a case instead of a table")
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser, DEFAULT_PRESET["run"])
+    parser.add_argument("--passes", metavar="N", type=natural, help="fresh processes a case is measured in")
+    parser.add_argument("--out", metavar="DIR", help="run folder; default: runs/<date-time>-<preset>")
+    resume = "measure what is missing in the run folder --out; without a selection, that run's own is repeated"
+    parser.add_argument("--resume", action="store_true", help=resume)
+    limit = "of one case in one pass, such as 90s or 5m; what takes longer is stopped; default: 60s"
+    parser.add_argument("--time-limit", metavar="TIME", type=seconds, default=60.0, help=limit)
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; default: report.html in the first RUN")
+
+
+def _env(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", dest="devices", metavar="DEVICE", action="append", default=[])
+    parser.add_argument("--json", action="store_true", help="as run.json has it")
+
+
+# name -> (one line, adds its arguments, module of `spikemark.commands` with `run(arguments) -> exit code`)
+COMMANDS = {
+    "list": ("what there is: operators, implementations, workloads, devices", _list, "listing"),
+    "verify": ("compare implementations with the float64 reference, time nothing", _verify, "verify"),
+    "run": ("verify, then measure, then write a report", _run, "run"),
+    "report": ("write the report of one or several runs", _report, "report"),
+    "env": ("what of this machine matters for a number", _env, "env"),
+}
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    from spikemark import __version__
+
+    top = Parser(
+        prog="spikemark",
+        description="Benchmark and profile spiking-neural-network kernels: verified first, then timed and weighed.",
+        epilog="first steps:  spikemark run --preset smoke     spikemark list workloads     spikemark run --help",
+    )
+    top.add_argument("--version", action="version", version=f"spikemark {__version__}")
+    top.set_defaults(command=None)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (text, add, module) in COMMANDS.items():
+        one = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        add(one)
+        one.set_defaults(parser=one, module=module)
+    return top
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Parse and call the subcommand; errors pass through."""
+    top = parser()
+    arguments: Any = top.parse_args(list(argv))
+    if arguments.command is None:
+        top.print_help()
+        return 0
+    arguments.argv = list(argv)
+    arguments.parse = top.parse_args
+    command = importlib.import_module(f"spikemark.commands.{arguments.module}")
+    return int(command.run(arguments))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: the exit code; every expected error is one line on stderr."""
+    try:
+        code = dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return _fail(error, EXIT_USAGE)
+    except NothingMeasured as error:
+        return _fail(error, EXIT_NOTHING)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`). Python flushes stdout once more at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(error: object, code: int) -> int:
+    from spikemark.harness.progress import inert
+
+    print(f"spikemark: {inert(' '.join(str(error).split()), 1000)}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
