@@ -8,6 +8,7 @@ in the fields that hold numbers. A line that was cut (kill -9, full disk) is ski
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -44,7 +45,7 @@ class StorageError(UsageError):
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """``error`` as one line that names the file's last part and what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return StorageError(
             f"no space left to write {path}: free some and continue with --resume; earlier rows are kept"
         )
@@ -155,6 +156,15 @@ def _parse_calibration(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _lock(fd: int, path: Path) -> None:
+    """One writer a journal; the lock goes with the process, so a killed run leaves none behind."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UsageError(f"another run is writing to {path.parent} now: wait for it or choose another --out") from None
+
+
 class JournalWriter:
     """Appends lines to a journal, each on disk (fsync) before ``append`` returns.
 
@@ -166,6 +176,7 @@ class JournalWriter:
         self.path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            _lock(self._fd, path)
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
                 self._write(b"\n", size)

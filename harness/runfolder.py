@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
@@ -86,6 +86,18 @@ class Run:
     records: list[Record] = field(default_factory=list)
     calibrations: list[dict[str, Any]] = field(default_factory=list)
     damaged: int = 0
+
+    @property
+    def variants(self) -> list[str]:
+        """Labels of the code versions an A/B run measured, in order of appearance; empty for a plain run."""
+        labels = (r.details.get("variant") for r in self.records)
+        return list(dict.fromkeys(label for label in labels if label))
+
+    def only_variant(self, label: str) -> Run:
+        """The records and calibrations of one code version of an A/B run, as a run of its own."""
+        records = [r for r in self.records if r.details.get("variant") == label]
+        calibrations = [c for c in self.calibrations if c.get("variant") == label]
+        return replace(self, records=records, calibrations=calibrations)
 
 
 def _write_atomically(path: Path, text: str) -> None:
@@ -223,10 +235,15 @@ def write_derived(run: Run) -> None:
 
 
 def results_csv(run: Run) -> str:
-    """The text of ``results.csv``: ``COLUMNS`` first and in order, then every other field of the rows."""
+    """The text of ``results.csv``: ``COLUMNS`` first and in order, then every other field of the rows.
+
+    An A/B run has one row a case and variant, and a last column ``variant``.
+    """
     from spikemark.harness.statistics import summarise
 
-    rows = [row if isinstance(row, dict) else row.to_json() for row in summarise(run)]
+    rows = summarise(run)
+    if run.variants:
+        rows = [row | {"variant": label} for label in run.variants for row in summarise(run.only_variant(label))]
     extras = list(dict.fromkeys(name for row in rows for name in row if name not in COLUMNS))
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")

@@ -1,0 +1,125 @@
+"""A measuring process without torch: it speaks the worker protocol, and each implementation's name says what it does.
+
+``python fake_worker.py PLAN EVENTS_FD``. FAKE_* environment variables change the environment it reports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from spikemark.harness.records import Case, Record
+
+EVENTS_FD = int(sys.argv[2])
+
+
+def say(event: str, **fields: Any) -> None:
+    """One event line."""
+    os.write(EVENTS_FD, (json.dumps({"event": event} | fields) + "\n").encode())
+
+
+def environment(device: str) -> dict[str, Any]:
+    """A small environment of the contract's form."""
+    return {
+        "device": device,
+        "device_name": "Fake CPU",
+        "kind": "cpu",
+        "threads": int(os.environ.get("OMP_NUM_THREADS", "2")),
+        "cpu": {"model": "Fake CPU", "cores": 2, "load": time.monotonic()},
+        "gpu": None,
+        "versions": {"python": "3", "torch": os.environ.get("FAKE_TORCH", "1.0")},
+        "switches": {},
+        "project": {"commit": os.environ.get("FAKE_COMMIT", "c0ffee"), "dirty": False},
+    }
+
+
+def misbehave(name: str) -> None:
+    """What a kernel under development does to its process."""
+    if name == "segfault":
+        ctypes.string_at(0)
+    elif name == "aborts":
+        print("Fatal Python error: made up in /home/someone/secret/kernel.py", flush=True)
+        os.abort()
+    elif name == "exits":
+        os._exit(3)
+    elif name == "exits_quietly":
+        os._exit(0)
+    elif name == "hangs":
+        signal.pause()
+    elif name == "hoards":
+        hoard = []
+        while True:
+            hoard.append(bytearray(b"x") * (8 << 20))
+            time.sleep(0.005)
+    elif name == "binary":
+        os.write(1, bytes(range(256)) * 4)
+    elif name == "binary_death":
+        os.write(2, b"\xff\xfe\x00\x01" * 100 + b"\n")
+        os._exit(4)
+    elif name == "garbage":
+        os.write(EVENTS_FD, b'\xff\x00not json\n[1, 2]\n{"event": 5}\n\n')
+    elif name == "foreign_record":
+        other = Case.from_json(json.loads(Path(sys.argv[1]).read_text())["cases"][0])
+        say("record", index=0, record=Record(other, 0, "ok").to_json() | {"case": {"operator": "lie"}})
+    elif name == "hangs_up":
+        os.close(EVENTS_FD)
+        signal.pause()
+    elif name == "leaves_child":
+        if os.fork() == 0:
+            signal.pause()
+        os._exit(5)
+    elif name == "interrupts_runner":
+        os.kill(os.getppid(), signal.SIGINT)
+    elif name == "interrupts_twice":
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.05)
+        os.kill(os.getppid(), signal.SIGINT)
+        signal.pause()
+    elif name == "kills_runner":
+        print(os.getpid(), flush=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+    elif name == "bulky":
+        sys.stdout.write("z" * 1000)
+
+
+def main() -> None:
+    """Measure every case of the plan in order."""
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    if os.environ.get("FAKE_BROKEN"):
+        print("ImportError: no module named kaputt", file=sys.stderr, flush=True)
+        sys.exit(1)
+    say("ready", environment=environment(plan["device"]))
+    if plan["calibrate"]:
+        say("calibration", copy_bytes_per_s=1e10, samples=[1e-3], bytes=10**7, clock={})
+    Path(os.environ.get("FAKE_TRACE", os.devnull)).open("a").write(
+        json.dumps({"pid": os.getpid(), "pythonpath": os.environ.get("PYTHONPATH", ""), "plugins": plan["plugins"]})
+        + "\n"
+    )
+    for index, data in enumerate(plan["cases"]):
+        case = Case.from_json(data)
+        say("start", index=index, key=case.key)
+        say("stage", index=index, stage="measure")
+        misbehave(case.implementation)
+        record = Record(case, plan["pass_index"], "ok", samples=[1e-3 * (1 + i / 100) for i in range(10)])
+        if case.implementation == "wrong":
+            record = Record(case, plan["pass_index"], "incorrect", "spikes differ")
+        elif case.implementation == "absent":
+            record = Record(case, plan["pass_index"], "unavailable", "install it")
+        elif case.implementation == "bulky":
+            record.samples = record.samples * 5000
+        record.details["order"] = index
+        say("record", index=index, record=record.to_json())
+        if case.implementation == "taints":
+            break
+    say("end")
+
+
+if __name__ == "__main__":
+    main()
