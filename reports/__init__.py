@@ -1,1 +1,25 @@
-"""What a person reads: tables, figures, HTML, comparison of runs. Reads run folders; imports no torch."""
+"""What a person reads: tables, figures, HTML, comparison of runs. Reads run folders; imports no torch.
+
+``load(RUN...)`` gives a tidy pandas DataFrame, ``html.write`` the page, ``export`` the other formats.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["load"]
+
+
+def load(*runs: str | Path) -> pd.DataFrame:
+    """One row a case and run: the columns of results.csv, then ``run`` and what else is known of the case.
+
+    Times in seconds, sizes in bytes, rates and ``roofline`` as fractions. Raises ``UsageError`` for a folder that is
+    no run, or when no folder is given.
+    """
+    from spikemark.reports.load import frame, read
+
+    return frame(read(list(runs)))

@@ -1,0 +1,159 @@
+"""The first screen's content: who wins each comparison, how surely, and what a reader must know before believing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from spikemark.harness.records import OK
+from spikemark.harness.statistics import geometric_mean
+from spikemark.reports import words
+from spikemark.reports.load import Report, Row
+
+CLEAR, TIE, NOISE, ALONE, UNCHECKED = "clear", "tie", "within noise", "no rival", "clear, noise unchecked"
+NO_WINNER = "nothing to choose"
+
+
+@dataclass
+class Answer:
+    """One comparison: implementations of one operator, phase, workload, size, dtype and device in one run.
+
+    ``winner`` is the fastest right implementation (None if none has a time), ``tied`` those not clearly slower
+    (``statistics.summarise`` decides). ``surety`` is one of the words above.
+    ``lead`` is the runner-up's time over the winner's.
+    """
+
+    rows: list[Row]
+    winner: Row | None = None
+    baseline: Row | None = None
+    tied: list[Row] = field(default_factory=list)
+    lead: float | None = None
+    surety: str = NO_WINNER
+
+    @property
+    def first(self) -> Row:
+        """Any row: what all rows of the comparison share can be read from it."""
+        return self.rows[0]
+
+    @property
+    def names(self) -> list[str]:
+        """The winner and who is tied with it."""
+        return [r["implementation"] for r in ([self.winner] if self.winner else []) + self.tied]
+
+
+def timed(row: Row) -> bool:
+    """Whether a row has a time that can be compared."""
+    median = words.number(row.get("median_s"))
+    return row["status"] == OK and median is not None and median > 0
+
+
+def answers(report: Report) -> list[Answer]:
+    """One answer a comparison, in journal order."""
+    grouped: dict[tuple[Any, ...], list[Row]] = {}
+    for row in report.rows:
+        grouped.setdefault((row["run_index"], row["environment"], row["group"]), []).append(row)
+    return [_answer(rows, smallest_difference(report.runs[key[0]].meta)) for key, rows in grouped.items()]
+
+
+def smallest_difference(meta: dict[str, Any]) -> float | None:
+    """Smallest ratio minus 1 that the machine's own A/A test could tell from noise, if the run has one."""
+    selftest = meta.get("selftest")
+    return words.number(selftest.get("smallest_difference")) if isinstance(selftest, dict) else None
+
+
+def _answer(rows: list[Row], noise: float | None) -> Answer:
+    out = Answer(rows, baseline=next((r for r in rows if r["baseline"]), None))
+    ranked = sorted((r for r in rows if timed(r)), key=lambda r: (r["median_s"], r["implementation"]))
+    if not ranked:
+        return out
+    out.winner = best = ranked[0]
+    out.tied = [r for r in ranked[1:] if r["winner"] == "tied"]
+    if len(ranked) == 1:
+        out.surety = ALONE
+        return out
+    out.lead = ranked[1]["median_s"] / best["median_s"]
+    if out.tied:
+        out.surety = TIE
+    elif noise is None:
+        out.surety = UNCHECKED
+    else:
+        out.surety = CLEAR if out.lead > 1 + noise else NOISE
+    return out
+
+
+@dataclass
+class Section:
+    """All answers of one operator and phase in one environment, and their summary in one line."""
+
+    operator: str
+    phase: str
+    title: str
+    answers: list[Answer]
+
+    @property
+    def wins(self) -> list[tuple[str, int]]:
+        """(implementation, comparisons it won alone), most first."""
+        counts: dict[str, int] = {}
+        for answer in self.answers:
+            if answer.winner and not answer.tied:
+                name = answer.winner["implementation"]
+                counts[name] = counts.get(name, 0) + 1
+        return sorted(counts.items(), key=lambda item: -item[1])
+
+    @property
+    def ties(self) -> int:
+        """Comparisons without a single winner."""
+        return sum(1 for a in self.answers if a.winner and a.tied)
+
+    @property
+    def summary(self) -> str:
+        """ "native fastest in 7 of 8 (11.3× the baseline on average), 1 tie"."""
+        decided = [a for a in self.answers if a.winner]
+        if not decided:
+            return "no implementation has a time"
+        parts = [f"{words.clean(name)} fastest in {n} of {len(decided)}" for name, n in self.wins[:2]]
+        if self.wins:
+            top = self.wins[0][0]
+            gains = [a.winner.get("speedup") for a in decided if a.winner and a.winner["implementation"] == top]
+            mean, used, _ = geometric_mean(gains)
+            if used and parts:
+                parts[0] += f", {words.factor(mean)} the baseline" + (" (geometric mean)" if used > 1 else "")
+        if self.ties:
+            parts.append(words.count(self.ties, "tie"))
+        return "; ".join(parts)
+
+
+def sections(report: Report, found: list[Answer], title: Any) -> list[Section]:
+    """Answers by operator, phase and environment; ``title(run_index, environment)`` names the environment."""
+    out: dict[tuple[Any, ...], Section] = {}
+    for answer in found:
+        row = answer.first
+        key = (row["run_index"], row["environment"], row["operator"], row["phase"])
+        if key not in out:
+            out[key] = Section(row["operator"], row["phase"], title(row["run_index"], row["environment"]), [])
+        out[key].answers.append(answer)
+    return list(out.values())
+
+
+SHARED_BY = {
+    "batch": lambda r: f"batch {r['batch']}",
+    "time_steps": lambda r: f"T {r['time_steps']}",
+    "rate_asked": lambda r: f"rate {words.percent(r['rate_asked'])}",
+    "dtype": lambda r: words.clean(r["dtype"]),
+}
+"""What may tell two comparisons of one workload apart, and how it is written."""
+
+
+def varying(rows: list[Row]) -> list[str]:
+    """Names in ``SHARED_BY`` that have several values for one workload among ``rows``."""
+    out = []
+    for name in SHARED_BY:
+        seen: dict[str, Any] = {}
+        if any(seen.setdefault(r["workload"], r[name]) != r[name] for r in rows):
+            out.append(name)
+    return out
+
+
+def size_words(row: Row, names: list[str]) -> str:
+    """ "batch 8, T 12": what tells this comparison from its neighbours."""
+    return ", ".join(SHARED_BY[n](row) for n in names)

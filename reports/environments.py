@@ -1,0 +1,93 @@
+"""What differs between the environments of the runs in a report, and which may be put side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spikemark.reports.load import Report
+
+VOLATILE = ("load", "temperature", "clock", "clocks", "free_bytes", "uptime")
+"""Last parts of field names that change from minute to minute and say nothing about comparability."""
+DEVICE_FIELDS = ("device", "device_name", "kind", "threads", "cpu", "gpu", "memory_bytes")
+"""First parts of field names that describe the device itself: comparing devices means that these differ."""
+
+
+def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested description as dotted fields: ``{"cpu": {"cores": 4}}`` -> ``{"cpu.cores": 4}``."""
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, dict) and item:
+            out |= flatten(item, f"{name}.")
+        else:
+            out[name] = item
+    return out
+
+
+def steady(environment: dict[str, Any]) -> dict[str, Any]:
+    """The flattened environment without what changes from minute to minute."""
+    return {k: v for k, v in flatten(environment).items() if k.rsplit(".", 1)[-1] not in VOLATILE}
+
+
+def identity(environment: dict[str, Any]) -> str:
+    """Equal for two environments whose results may be drawn on one axis."""
+    return repr(sorted((k, repr(v)) for k, v in steady(environment).items()))
+
+
+def software_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Fields besides the device itself that differ: if there are any, a ratio of devices would mix two causes."""
+    a, b = steady(one), steady(other)
+    names = sorted(k for k in a.keys() | b.keys() if k.split(".", 1)[0] not in DEVICE_FIELDS)
+    return [k for k in names if a.get(k) != b.get(k)]
+
+
+def named(report: Report) -> dict[tuple[int, str], dict[str, Any]]:
+    """Every (run index, environment key) of the report with its description, in order."""
+    return {(i, key): env for i, run in enumerate(report.runs) for key, env in run.meta["environments"].items()}
+
+
+def title(report: Report, run_index: int, key: str) -> str:
+    """Short name of an environment: "cpu:1", with the run's name in front when there are several runs."""
+    return f"{report.labels[run_index]} · {key}" if report.several else key
+
+
+def describe(environment: dict[str, Any]) -> str:
+    """One line: device name, threads, torch."""
+    parts = [environment.get("device_name") or "unknown device"]
+    if environment.get("kind") == "cpu" and environment.get("threads"):
+        n = environment["threads"]
+        parts.append("1 thread" if n == 1 else f"{n} threads")
+    torch = (environment.get("versions") or {}).get("torch")
+    if torch:
+        parts.append(f"torch {torch}")
+    commit = (environment.get("project") or {}).get("commit")
+    if commit:
+        dirty = " with local changes" if environment["project"].get("dirty") else ""
+        parts.append(f"commit {str(commit)[:10]}{dirty}")
+    return ", ".join(str(p) for p in parts)
+
+
+def differing(report: Report) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """(environment titles, [(field, value in each environment)]) of every field that is not the same everywhere."""
+    found = named(report)
+    flat = [flatten(env) for env in found.values()]
+    titles = [title(report, i, key) for i, key in found]
+    fields = list(dict.fromkeys(k for one in flat for k in one))
+    rows = []
+    for name in fields:
+        values = [value_text(one.get(name)) for one in flat]
+        if len(set(values)) > 1:
+            rows.append((name, values))
+    return titles, rows
+
+
+def value_text(value: Any) -> str:
+    """A field's value as text."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(v) for v in value)
+    return str(value)

@@ -1,0 +1,50 @@
+"""Which pictures a report has, and which of them are drawn when there are too many. Imports matplotlib, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spikemark.reports import environments
+from spikemark.reports.answers import Answer
+from spikemark.reports.figures import bars
+from spikemark.reports.figures.palette import Look, looks
+from spikemark.reports.figures.picture import Picture
+from spikemark.reports.load import Report
+
+__all__ = ["Look", "Picture", "choose", "looks", "pictures"]
+
+MOST = 36
+"""Pictures on one page. More cost seconds and nobody looks at them; ``--figures`` writes them all."""
+_KINDS = ("speed", "memory", "heat", "pareto", "sweep", "rate", "roofline", "devices", "samples")
+"""What is drawn first when not everything is."""
+
+
+def pictures(report: Report, found: list[Answer]) -> list[Picture]:
+    """Every picture, not yet drawn, by operator and environment: different environments never share one."""
+    styles = looks(row["implementation"] for row in report.rows)
+    groups: dict[tuple[int, str, str], list[Answer]] = {}
+    for answer in found:
+        row = answer.first
+        groups.setdefault((row["run_index"], row["environment"], row["operator"]), []).append(answer)
+    several = len({key[:2] for key in groups}) > 1
+    out: list[Picture] = []
+    for (run_index, environment, operator), answers in groups.items():
+        where = f" · {environments.title(report, run_index, environment)}" if several else ""
+        out += _of_operator(f"{operator}{where}", answers, styles)
+    return out
+
+
+def _of_operator(section: str, answers: list[Answer], styles: dict[str, Look]) -> Iterable[Picture]:
+    yield from bars.pictures(section, answers, styles)
+
+
+def choose(every: list[Picture], most: int = MOST) -> tuple[list[Picture], list[Picture]]:
+    """(drawn, left out), both in their order: kinds take turns by importance, so that each is seen at least once."""
+    queues = {kind: [p for p in every if p.kind == kind] for kind in _KINDS}
+    chosen: list[Picture] = []
+    while len(chosen) < min(most, len(every)):
+        for queue in queues.values():
+            if queue and len(chosen) < most:
+                chosen.append(queue.pop(0))
+    kept = {id(p) for p in chosen}
+    return [p for p in every if id(p) in kept], [p for p in every if id(p) not in kept]

@@ -1,0 +1,150 @@
+"""Speed and memory bars: one picture an operator and environment, one group of bars a workload and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from spikemark.reports import words
+from spikemark.reports.answers import Answer, size_words, timed, varying
+from spikemark.reports.figures.canvas import GRID, INK, MUTED, Canvas
+from spikemark.reports.figures.palette import Look
+from spikemark.reports.figures.picture import Picture
+from spikemark.reports.load import Row
+
+MOST_BARS = 32
+"""Bars in one picture: what fits a printed page and is read in one look."""
+WIDTH, GUTTER, LABELS, BAR, HEADER = 388.0, 112.0, 96.0, 12.0, 17.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its implementation, length, interval, what is written at its end."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    label: str
+    mark: float | None = None
+
+
+def comparison_name(answer: Answer, names: list[str]) -> str:
+    """ "cifar10-vgg/conv2 · forward, batch 8"."""
+    row = answer.first
+    size = size_words(row, names)
+    return f"{words.short(row['workload'], 30)} · {words.clean(row['phase'])}" + (f", {size}" if size else "")
+
+
+def speed_bars(rows: list[Row]) -> list[Bar]:
+    """Bars of the median times of one comparison."""
+    out = []
+    for row in filter(timed, rows):
+        low, high = (words.number(row[name]) for name in ("ci_low_s", "ci_high_s"))
+        label = words.seconds(row["median_s"], low, high)
+        if words.number(row["speedup"]) is not None and not row["baseline"]:
+            label += f"  {words.factor(row['speedup'], row['speedup_low'], row['speedup_high'])}"
+        value = row["median_s"]
+        bounds = (value if low is None else low, value if high is None else high)
+        out.append(Bar(row["implementation"], value, *bounds, label))
+    return out
+
+
+def memory_bars(rows: list[Row]) -> list[Bar]:
+    """Bars of the peak memory of one comparison: whisker over the passes, mark at what is saved for backward."""
+    out = []
+    for row in rows:
+        peak = words.number(row["peak_bytes"])
+        if row["status"] != "ok" or peak is None:
+            continue
+        passes = [p for p in (words.number(r.memory.get("peak_bytes")) for r in row["records"]) if p is not None]
+        saved = words.number(row["saved_bytes"])
+        bounds = (min(passes, default=peak), max(passes, default=peak))
+        out.append(Bar(row["implementation"], peak, *bounds, words.size(peak), saved))
+    return out
+
+
+def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterable[Picture]:
+    """The speed and the memory picture of one operator in one environment."""
+    names = varying([row for a in found for row in a.rows])
+    operator = words.short(found[0].first["operator"])
+    kinds: list[tuple[str, str, str, Callable[[list[Row]], list[Bar]]]] = [
+        ("speed", "time", "Length: median time as a share of the slowest in its group; shorter is better. "
+         "Whisker: 95 % interval. Right: time and speed-up over the baseline.", speed_bars),
+        ("memory", "peak memory", "Length: peak above what the call found allocated, as a share of the largest in its "
+         "group; shorter is better. Diamond: saved for backward. Whisker: range over passes, where they differ.",
+         memory_bars),
+    ]  # fmt: skip
+    for kind, noun, note, bars_of in kinds:
+        groups = [(comparison_name(a, names), bars) for a in found if (bars := bars_of(a.rows))]
+        if not groups:
+            continue
+        shown, used = [], 0
+        for group in groups:
+            if shown and used + len(group[1]) > MOST_BARS:
+                continue
+            shown.append(group)
+            used += len(group[1])
+        header = ["comparison", "implementation", noun, "low", "high"]
+        write = words.seconds if kind == "speed" else words.size
+        table = [
+            [title, words.clean(b.name), write(b.value), write(b.low), write(b.high)]
+            for title, bars in shown
+            for b in bars
+        ]
+        missing = len(groups) - len(shown)
+        yield Picture(
+            kind,
+            f"{kind}-{operator}",
+            section,
+            f"{operator}: {noun}",
+            _alt(operator, noun, shown),
+            header,
+            table,
+            lambda shown=shown: draw(shown, looks),
+            note,
+            f"{words.count(missing, 'more comparison')} of this operator in the table below" if missing else "",
+        )
+
+
+def _alt(operator: str, noun: str, groups: list[tuple[str, list[Bar]]]) -> str:
+    best = [f"{title}: {words.clean(min(bars, key=lambda b: b.value).name)}" for title, bars in groups]
+    return (
+        f"Bars of {noun} for {operator} in {words.count(len(groups), 'comparison')}. Smallest: {'; '.join(best[:8])}."
+    )
+
+
+def draw(groups: list[tuple[str, list[Bar]]], looks: dict[str, Look]) -> Canvas:
+    """Groups of horizontal bars, each on its own scale from zero to the longest."""
+    height = sum(HEADER + BAR * len(bars) + 5 for _, bars in groups) + 4
+    canvas = Canvas(WIDTH, height)
+    span = WIDTH - GUTTER - LABELS
+    y, boxes, colors, whiskers, marks = 2.0, [], [], [], []
+    canvas.lines([(GUTTER + span, 2, GUTTER + span, height - 2)], GRID, 0.7)
+    for title, bars in groups:
+        canvas.text(2, y + HEADER / 2, title, 8.5, MUTED)
+        y += HEADER
+        longest = max(b.value for b in bars)
+        full = min(max(b.high for b in bars), 1.25 * longest) or 1.0
+        for bar in bars:
+            middle = y + BAR / 2
+            canvas.text(GUTTER - 5, middle, words.short(bar.name, 18), 8.5, ha="right")
+            boxes.append((GUTTER, y + 1, span * bar.value / full, BAR - 2))
+            colors.append(looks[bar.name].color)
+            if bar.high > bar.low:
+                whiskers.append(
+                    (GUTTER + span * bar.low / full, middle, GUTTER + span * min(bar.high / full, 1), middle)
+                )
+            if bar.mark is not None:
+                marks.append((GUTTER + span * min(bar.mark / full, 1), middle))
+            canvas.text(GUTTER + span + 5, middle, bar.label, 8.5)
+            y += BAR
+        y += 5
+    canvas.bars(boxes, colors)
+    canvas.lines(whiskers, INK, 1.3)
+    caps = [(x, m - 2.5, x, m + 2.5) for x0, m, x1, _ in whiskers for x in (x0, x1)]
+    canvas.lines(caps, INK, 1.3)
+    if marks:
+        canvas.curve([m[0] for m in marks], [m[1] for m in marks], "#ffffff", "D", linestyle="none", markersize=4.5)
+    canvas.lines([(GUTTER, 2, GUTTER, height - 2)], INK, 0.8)
+    return canvas

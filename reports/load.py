@@ -1,0 +1,148 @@
+"""Reads run folders into rows: one dict a case and run, with what the journal and run.json know besides.
+
+pandas is imported only for ``frame``: the page does without it and starts faster.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spikemark.harness.errors import UsageError
+from spikemark.harness.records import COLUMNS, OK, Case, Record
+from spikemark.harness.runfolder import Run, RunFolder
+from spikemark.harness.statistics import baselines, summarise
+from spikemark.reports import environments
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+_NOT_IN_FRAME = ("case", "records", "run_index")
+
+
+@dataclass
+class Report:
+    """Runs read for one report. ``rows`` are in journal order, run by run; ``labels`` name the runs uniquely.
+
+    ``planned`` and ``unmeasured`` count over all runs.
+    """
+
+    runs: list[Run]
+    labels: list[str]
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one run is shown."""
+        return len(self.runs) > 1
+
+    @property
+    def ok(self) -> list[Row]:
+        """Rows that have a time."""
+        return [row for row in self.rows if row["status"] == OK]
+
+    def environment(self, row: Row) -> dict[str, Any]:
+        """The environment a row was measured in; empty if run.json does not hold it."""
+        known = self.runs[row["run_index"]].meta["environments"]
+        found: dict[str, Any] = known.get(row["environment"]) or known.get(row["device"]) or {}
+        return found
+
+
+def read(paths: list[str | Path]) -> Report:
+    """Read run folders. Raises ``UsageError`` for none given, for one given twice and for one that is no run."""
+    if not paths:
+        raise UsageError("no run folder given")
+    resolved = [Path(p).resolve() for p in paths]
+    for index, path in enumerate(resolved):
+        if path in resolved[:index]:
+            raise UsageError(f"run folder {paths[index]} is given twice")
+    runs = [RunFolder.load(p) for p in paths]
+    report = Report(runs, _labels([p.name for p in resolved]))
+    for index, run in enumerate(runs):
+        report.rows += _rows(run, index, report.labels[index])
+    return report
+
+
+def _labels(names: list[str]) -> list[str]:
+    """Folder names, numbered where two are the same."""
+    out: list[str] = []
+    for index, name in enumerate(names):
+        same = names[:index].count(name)
+        out.append(f"{name} ({same + 1})" if same else name)
+    return out
+
+
+def _rows(run: Run, index: int, label: str) -> list[Row]:
+    records: dict[str, list[Record]] = {}
+    for record in run.records:
+        records.setdefault(record.case.key, []).append(record)
+    names = baselines([run])
+    extra = _carried_options(run.meta["arguments"])
+    rows = []
+    for summary in summarise(run):
+        row: Row = dict(summary)
+        of_case = records[row["key"]]
+        case = of_case[0].case
+        row |= {
+            "run": label,
+            "run_index": index,
+            "baseline": names.get(case.operator) == case.implementation,
+            "environment": of_case[0].environment or case.device,
+            "rate_asked": case.problem.spike_rate,
+            "neurons": _product(case.problem.out_shape),
+            "command": command(case, run.meta["seed"], extra),
+            "case": case,
+            "records": of_case,
+        }
+        rows.append(row)
+    return rows
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    out = 1
+    for n in shape:
+        out *= n
+    return out
+
+
+def _carried_options(arguments: list[str]) -> list[str]:
+    """Options of the run that a single case needs too: outside implementations and a person's own spikes."""
+    out: list[str] = []
+    wanted = ("--plugin", "--spikes", "--time-axis")
+    for index, word in enumerate(arguments):
+        if word in wanted:
+            out += [word, *arguments[index + 1 : index + 2]]
+        elif word.startswith(tuple(f"{w}=" for w in wanted)):
+            out.append(word)
+    return out
+
+
+def command(case: Case, seed: int, extra: list[str] | None = None) -> str:
+    """The command line, quoted for a POSIX shell, that measures this one case again."""
+    words = ["spikemark", "run", "--operator", case.operator, "--phase", case.phase]
+    words += ["--workload", case.workload, "--implementation", case.implementation, "--device", case.device]
+    words += ["--dtype", case.dtype, "--batch", str(case.problem.batch)]
+    words += ["--spike-rate", f"{case.problem.spike_rate:g}", "--seed", str(seed), *(extra or [])]
+    return shlex.join(words)
+
+
+def frame(report: Report) -> pd.DataFrame:
+    """All rows as a tidy DataFrame: ``COLUMNS``, ``run``, then every other field; environment fields are dotted."""
+    import pandas as pd
+
+    first = [*COLUMNS, "run"]
+    rows = []
+    for row in report.rows:
+        flat = {k: v for k, v in row.items() if k not in _NOT_IN_FRAME}
+        flat["flags"] = " ".join(row.get("flags") or [])
+        described = environments.flatten(report.environment(row))
+        rows.append(flat | {f"environment.{k}": v for k, v in described.items()})
+    rest = list(dict.fromkeys(k for row in rows for k in row if k not in first))
+    table = pd.DataFrame(rows, columns=[*first, *rest])
+    numbers = [c for c in COLUMNS if c.endswith(("_s", "_bytes")) or c.startswith("speedup")]
+    for name in [*numbers, "roofline", "spike_rate", "max_error", "ambiguous", "samples"]:
+        table[name] = pd.to_numeric(table[name])
+    return table

@@ -1,0 +1,224 @@
+"""The data behind the page's table: columns as compact JSON, and what a row opens to in compressed chunks.
+
+At 10,000 cases with 50 samples each the details are ten times the table; they are packed by deflate, a few hundred
+cases a chunk, and the browser unpacks a chunk when one of its rows is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from spikemark.harness.records import Record
+from spikemark.reports import environments, words
+from spikemark.reports.load import Report, Row
+
+CHUNK = 200
+MOST_SAMPLES = 2_000_000
+"""Above this many samples warm and call samples are left to the journal; cold samples are always there."""
+
+
+def _time(row: Row) -> tuple[str, str]:
+    value, low, high = (row[n] for n in ("median_s", "ci_low_s", "ci_high_s"))
+    return words.seconds(value, low, high), words.seconds_interval(value, low, high)
+
+
+def _gain(row: Row) -> tuple[str, str]:
+    if row["baseline"]:
+        return (words.factor(1), "baseline") if row["speedup"] is not None else ("–", "")
+    value, low, high = (row[n] for n in ("speedup", "speedup_low", "speedup_high"))
+    return words.factor(value, low, high), words.factor_interval(value, low, high)
+
+
+def _only(write: Callable[[Any], str], name: str) -> Callable[[Row], tuple[str, str]]:
+    return lambda row: (write(row[name]), "")
+
+
+# Title, and how a number is written (text, small text); None where the bare number is never shown, only copied.
+NUMBERS: dict[str, tuple[str, Callable[[Row], tuple[str, str]] | None]] = {
+    "median_s": ("time", _time),
+    "speedup": ("speed-up", _gain),
+    "peak_bytes": ("peak memory", _only(words.size, "peak_bytes")),
+    "saved_bytes": ("saved for backward", _only(words.size, "saved_bytes")),
+    "roofline": ("of copy bandwidth", _only(words.percent, "roofline")),
+    "first_call_s": ("first call", _only(words.seconds, "first_call_s")),
+    "max_error": ("max error", _only(lambda v: words.plain(v) if v is None else f"{v:.2g}", "max_error")),
+    "noise": ("noise", lambda row: ("–" if row["noise"] is None else f"±{words.percent(row['noise'])}", "")),
+    "ci_low_s": ("low", None),
+    "ci_high_s": ("high", None),
+    "speedup_low": ("speed-up low", None),
+    "speedup_high": ("speed-up high", None),
+    "ideal_bytes": ("ideal bytes", None),
+    "samples": ("samples", None),
+    "ambiguous": ("ambiguous", None),
+}
+NAMES = {
+    "run": "run",
+    "operator": "operator",
+    "phase": "phase",
+    "workload": "workload",
+    "implementation": "implementation",
+    "device": "device",
+    "device_name": "device name",
+    "dtype": "dtype",
+    "batch": "batch",
+    "time_steps": "T",
+    "rate_asked": "rate",
+    "status": "status",
+    "flags": "findings",
+    "reason": "reason",
+}
+HIDDEN = ("device_name", "reason")
+FILTERS = "run operator phase workload implementation device dtype batch time_steps rate_asked status flags".split()
+ORDER = (
+    "run operator phase workload implementation device dtype batch time_steps rate_asked status median_s speedup "
+    "peak_bytes saved_bytes roofline noise first_call_s max_error flags device_name reason ci_low_s ci_high_s "
+    "speedup_low speedup_high ideal_bytes samples ambiguous"
+).split()
+
+
+def name_text(name: str, row: Row) -> str:
+    """What a column of names shows for a row."""
+    if name == "rate_asked":
+        return words.percent(row[name])
+    if name == "flags":
+        return ", ".join(words.clean(f) for f in row["flags"])
+    return words.clean(row[name])
+
+
+def columns(report: Report) -> list[dict[str, Any]]:
+    """The table's columns in order; names as codes into a list, numbers with their text and small text."""
+    out: list[dict[str, Any]] = []
+    for name in ORDER:
+        if name == "run" and not report.several:
+            continue
+        column: dict[str, Any] = {"id": name}
+        if name in NAMES:
+            texts = [name_text(name, row) for row in report.rows]
+            codes: dict[str, int] = {}
+            column |= {"title": NAMES[name], "codes": [codes.setdefault(t, len(codes)) for t in texts]}
+            column |= {"values": list(codes), "shown": name not in HIDDEN, "filter": name in FILTERS}
+            if name in ("batch", "time_steps", "rate_asked"):
+                numbers = {t: row[name] for t, row in zip(texts, report.rows, strict=True)}
+                column["order"] = [words.number(numbers[t]) for t in codes]
+        else:
+            title, write = NUMBERS[name]
+            column |= {"title": title, "nums": [_six(row[name]) for row in report.rows], "shown": write is not None}
+            if write is not None:
+                pairs = [write(row) for row in report.rows]
+                column["text"] = [p[0] for p in pairs]
+                if any(p[1] for p in pairs):
+                    column["small"] = [p[1] for p in pairs]
+        out.append(column)
+    return out
+
+
+def _six(value: Any) -> float | None:
+    """Six significant digits are more than any interval allows."""
+    known = words.number(value)
+    return None if known is None else float(f"{known:.6g}")
+
+
+def dumps(value: Any) -> str:
+    """JSON that can stand inside a script element: no character of it can end the element or open a comment."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+def chunks(report: Report) -> list[str]:
+    """Details of the rows, ``CHUNK`` rows each: JSON, deflated (zlib), base64."""
+    total = sum(
+        len(r.samples) + len(r.warm_samples) + len(r.call_samples) for row in report.rows for r in row["records"]
+    )
+    every = total <= MOST_SAMPLES
+    index = {key: i for i, key in enumerate(environments.named(report))}
+    out = []
+    for start in range(0, len(report.rows), CHUNK):
+        rows = [
+            _detail(row, index.get((row["run_index"], row["environment"])), every)
+            for row in report.rows[start : start + CHUNK]
+        ]
+        packed = zlib.compress(dumps(rows).encode(), 6)
+        out.append(base64.b64encode(packed).decode())
+    return out
+
+
+def _detail(row: Row, environment: int | None, every: bool) -> dict[str, Any]:
+    return {
+        "command": words.clean(row["command"]),
+        "reason": words.clean(row["reason"] or ""),
+        "environment": environment,
+        "samples": _samples(row, every),
+        "facts": [[title, pairs] for title, pairs in _facts(row) if pairs],
+    }
+
+
+def _samples(row: Row, every: bool) -> dict[str, Any]:
+    kinds = {"cold": "samples", "warm": "warm_samples", "whole call": "call_samples"} if every else {"cold": "samples"}
+    known = [v for r in row["records"] for v in r.samples if words.number(v) is not None]
+    if not known:
+        return {}
+    scale, unit = words.time_unit(sorted(known)[len(known) // 2])
+    found = {}
+    for title, name in kinds.items():
+        passes = [[r.pass_index, _rounded(getattr(r, name), scale)] for r in row["records"] if getattr(r, name)]
+        if passes:
+            found[title] = passes
+    return {"unit": unit, "kinds": found}
+
+
+def _rounded(values: Iterable[float], scale: float) -> list[float | None]:
+    return [float(f"{v * scale:.5g}") if words.number(v) is not None else None for v in values]
+
+
+def _facts(row: Row) -> list[tuple[str, list[list[str]]]]:
+    last: Record = row["records"][-1]
+    time = [["median, cold", words.seconds(row["median_s"], row["ci_low_s"], row["ci_high_s"])]]
+    if row["ci_low_s"] is not None:
+        time.append(["95 % interval", words.seconds_interval(row["median_s"], row["ci_low_s"], row["ci_high_s"])])
+    for title, name in (
+        ("median, warm", "warm_median_s"),
+        ("median, whole call", "call_median_s"),
+        ("first call", "first_call_s"),
+    ):
+        if row[name] is not None:
+            time.append([title, words.seconds(row[name])])
+    time.append(["passes, samples", f"{row['passes']}, {row['samples']}"])
+    if last.stop:
+        time.append(["sampling ended", "interval narrow enough" if last.stop == "narrow" else words.clean(last.stop)])
+    ledger = {k: max((r.memory[k] for r in row["records"] if k in r.memory), key=_size_order) for k in last.memory}
+    return [
+        ("Time", time if row["median_s"] is not None else []),
+        ("Memory ledger", [[_title(k), _value(k, v)] for k, v in ledger.items()]),
+        ("Verification", [[_title(k), _value(k, v)] for k, v in last.verification.items()]),
+        ("Cost model", [[_title(k), _value(k, v)] for k, v in last.cost.items()]),
+        ("More", [["spike rate achieved", words.percent(row["spike_rate"])], ["key", words.clean(row["key"])]]
+         + [[_title(k), _value(k, v)] for k, v in last.details.items() if k != "baseline"]),
+    ]  # fmt: skip
+
+
+def _size_order(value: Any) -> float:
+    known = words.number(value)
+    return -1.0 if known is None else known
+
+
+def _title(name: str) -> str:
+    return words.clean(name).removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+
+
+def _value(name: str, value: Any) -> str:
+    """A detail's value with the unit that its name tells."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if name.endswith("_bytes") or name == "bytes":
+            return words.size(value)
+        if name.endswith("_s"):
+            return words.seconds(value)
+        return words.plain(value)
+    if isinstance(value, (dict, list)):
+        return words.clean(json.dumps(value, ensure_ascii=False, default=str))[:2000]
+    return words.clean(environments.value_text(value))

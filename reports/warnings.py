@@ -1,0 +1,141 @@
+"""What changes how the numbers may be read: failures, noise, launches, impossible bandwidths, a disturbed machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spikemark.harness import records
+from spikemark.reports import answers, environments, words
+from spikemark.reports.load import Report, Row
+
+
+@dataclass(frozen=True)
+class Caution:
+    """One thing to know. ``query`` filters the table to the rows concerned.
+
+    ``level`` is ``bad`` (do not use this number), ``care`` (read it so) or ``note``.
+    """
+
+    level: str
+    text: str
+    query: dict[str, str]
+
+
+STATUS_WORDS = {
+    records.INCORRECT: ("bad", "gave a wrong result and was not timed", "gave wrong results and were not timed"),
+    records.CRASHED: ("bad", "crashed its process", "crashed their process"),
+    records.OUT_OF_MEMORY: ("care", "ran out of memory", "ran out of memory"),
+    records.TIMED_OUT: ("care", "ran out of time", "ran out of time"),
+    records.ERROR: ("bad", "raised an error", "raised an error"),
+    records.UNSUPPORTED: ("note", "is not supported here", "are not supported here"),
+    records.UNAVAILABLE: ("note", "is not available here", "are not available here"),
+}
+FLAG_WORDS = {
+    "noisy": ("care", "is noisy: its interval stayed wide", "are noisy: their intervals stayed wide"),
+    "launch-bound": (
+        "care",
+        "is launch-bound: the call costs much more than the kernel",
+        "are launch-bound: the call costs much more than the kernel",
+    ),
+    "above-copy-bandwidth": (
+        "bad",
+        "is faster than memory allows: above the measured copy bandwidth, so data came from a cache or the cost "
+        "model is wrong",
+        "are faster than memory allows: above the measured copy bandwidth, so data came from a cache or the cost "
+        "model is wrong",
+    ),
+    "throttled": ("bad", "was measured while the device was throttled", "were measured while the device was throttled"),
+}
+
+
+def warnings(report: Report) -> list[Caution]:
+    """All warnings, worst first; each is one line with a count."""
+    out = [*_statuses(report.rows), *_flags(report.rows), *_runs(report), *_machine(report)]
+    order = {"bad": 0, "care": 1, "note": 2}
+    return sorted(out, key=lambda w: order[w.level])
+
+
+def _who(rows: list[Row]) -> str:
+    names = list(dict.fromkeys(r["implementation"] for r in rows))
+    return words.listed([words.short(n) for n in names], 3)
+
+
+def _counted(rows: list[Row], one: str, many: str) -> str:
+    return f"{words.count(len(rows), 'case')} {one if len(rows) == 1 else many} ({_who(rows)})."
+
+
+def _statuses(rows: list[Row]) -> list[Caution]:
+    out = []
+    for status, (level, one, many) in STATUS_WORDS.items():
+        hit = [r for r in rows if r["status"] == status]
+        if hit:
+            out.append(Caution(level, _counted(hit, one, many), {"status": status}))
+    return out
+
+
+def _flags(rows: list[Row]) -> list[Caution]:
+    hit: dict[str, list[Row]] = {}
+    for row in rows:
+        for flag in row.get("flags") or []:
+            hit.setdefault(flag, []).append(row)
+    out = []
+    for flag, found in hit.items():
+        level, one, many = FLAG_WORDS.get(flag, ("care", f"has the finding “{words.clean(flag)}”", ""))
+        text = _counted(found, one, many or f"have the finding “{words.clean(flag)}”")
+        out.append(Caution(level, text, {"flags": flag}))
+    return out
+
+
+def _runs(report: Report) -> list[Caution]:
+    out = []
+    for index, run in enumerate(report.runs):
+        of = f"Run {words.clean(report.labels[index])}: " if report.several else ""
+        missing = len(run.meta["unmeasured"])
+        planned, found = run.meta["planned"], sum(1 for r in report.rows if r["run_index"] == index)
+        missing = missing or max(planned - found, 0)
+        if missing:
+            out.append(Caution("care", f"{of}{words.count(missing, 'planned case')} not measured.", {}))
+        if run.meta["interrupted"]:
+            out.append(Caution("care", f"{of}interrupted before it was done; continue it with --resume.", {}))
+        elif not run.meta["ended"]:
+            out.append(Caution("care", f"{of}has no end: still going, or killed; continue it with --resume.", {}))
+        if run.damaged:
+            out.append(Caution("care", f"{of}{words.count(run.damaged, 'journal line')} could not be read.", {}))
+        if run.records and answers.smallest_difference(run.meta) is None:
+            text = f"{of}no self-test of this machine: how small a difference can be trusted is not known"
+            out.append(Caution("note", f"{text} (spikemark selftest).", {}))
+    return out + _overlaps(report)
+
+
+def _overlaps(report: Report) -> list[Caution]:
+    """Two runs whose times overlap on the same machine disturbed each other."""
+    out = []
+    for i, one in enumerate(report.runs):
+        for j in range(i):
+            other = report.runs[j]
+            if _machine_of(one.meta) != _machine_of(other.meta) or not _machine_of(one.meta):
+                continue
+            a, b = one.meta, other.meta
+            whole = all(isinstance(m[k], str) for m in (a, b) for k in ("started", "ended"))
+            if whole and a["started"] < b["ended"] and b["started"] < a["ended"]:
+                pair = f"Runs {words.clean(report.labels[j])} and {words.clean(report.labels[i])}"
+                out.append(Caution("bad", f"{pair} were measured on one machine at the same time.", {}))
+    return out
+
+
+def _machine_of(meta: dict[str, Any]) -> str:
+    return repr(sorted({repr((e.get("cpu") or {}).get("model")) for e in meta["environments"].values()}))
+
+
+def _machine(report: Report) -> list[Caution]:
+    """A machine that did something else meanwhile."""
+    out = []
+    for (index, key), environment in environments.named(report).items():
+        cpu = environment.get("cpu") or {}
+        load, cores = words.number(cpu.get("load")), words.number(cpu.get("cores"))
+        if load is not None and cores and load > 0.5 * cores:
+            where = words.clean(environments.title(report, index, key))
+            text = f"{where}: the machine was busy before the run began (load {load:.1f} on {cores:.0f} cores)."
+            out.append(Caution("care", text, {}))
+    return out
