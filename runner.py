@@ -54,9 +54,15 @@ def _list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload-file", dest="workload_files", metavar="FILE", action="append", default=[])
 
 
+def _time_limit(parser: argparse.ArgumentParser) -> None:
+    limit = "of one case in one pass, such as 90s or 5m; what takes longer is stopped; default: 60s"
+    parser.add_argument("--time-limit", metavar="TIME", type=seconds, default=60.0, help=limit)
+
+
 def _verify(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, DEFAULT_PRESET["verify"])
     parser.add_argument("--json", action="store_true", help="one JSON object a case instead of a table")
+    _time_limit(parser)
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -65,8 +71,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="run folder; default: runs/<date-time>-<preset>")
     resume = "measure what is missing in the run folder --out; without a selection, that run's own is repeated"
     parser.add_argument("--resume", action="store_true", help=resume)
-    limit = "of one case in one pass, such as 90s or 5m; what takes longer is stopped; default: 60s"
-    parser.add_argument("--time-limit", metavar="TIME", type=seconds, default=60.0, help=limit)
+    _time_limit(parser)
 
 
 def _report(parser: argparse.ArgumentParser) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spikemark.commands import arguments as shared
 from spikemark.commands import terminal
 from spikemark.harness.errors import UsageError
 from spikemark.harness.records import OK
+
+if TYPE_CHECKING:
+    from spikemark.harness.plan import RunOptions
+    from spikemark.harness.process import WorkerCommand
 
 CONTINUING = {"--out", "--resume", "--time-limit"}
 
@@ -24,7 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume:
         arguments = _resumed(arguments)
     cases = shared.cases(arguments)
-    result = supervisor.run(cases, options(arguments, cases), worker_command(), arguments.argv)
+    out = Path(arguments.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{arguments.preset}")
+    settings = options(arguments, cases, out)
+    settings = replace(settings, passes=arguments.passes or settings.passes, resume=arguments.resume)
+    result = supervisor.run(cases, settings, worker_command(), arguments.argv)
     print(summary(result.path))
     if result.message:
         print(terminal.inert(result.message, 1000))
@@ -50,21 +58,19 @@ def _resumed(arguments: argparse.Namespace) -> argparse.Namespace:
     return again
 
 
-def options(arguments: argparse.Namespace, cases: Sequence[Any]) -> Any:
+def options(arguments: argparse.Namespace, cases: Sequence[Any], out: Path) -> RunOptions:
     """The supervisor's options: the preset's, and what the command line says otherwise."""
     from spikemark.harness.plan import RunOptions
     from spikemark.kernels import registry
     from spikemark.suites.presets import PRESETS
 
     preset = PRESETS[arguments.preset]
-    out = arguments.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{preset.name}"
     return RunOptions(
-        out=Path(out),
+        out=out,
         preset=preset.name,
-        passes=arguments.passes or preset.passes,
+        passes=preset.passes,
         seed=arguments.seed,
         case_timeout_s=arguments.time_limit,
-        resume=arguments.resume,
         devices=tuple(dict.fromkeys(case.device for case in cases)),
         plugins=tuple(str(Path(plugin).resolve()) for plugin in arguments.plugins),
         baselines={case.operator: registry.baseline(case.operator).name for case in cases},
@@ -72,11 +78,11 @@ def options(arguments: argparse.Namespace, cases: Sequence[Any]) -> Any:
     )
 
 
-def worker_command() -> Any:
-    """The command line of a measuring process."""
-    from spikemark.suites import worker
+def worker_command(*more: str) -> WorkerCommand:
+    """The command line of a measuring process, with ``more`` options of pytest."""
+    from spikemark.suites.worker import worker_command
 
-    return worker.worker_command
+    return lambda plan, events: [*worker_command(plan, events), *more]
 
 
 def summary(path: Path) -> str:
