@@ -33,8 +33,8 @@ FASTER, SLOWER, SAME, INCONCLUSIVE, REFUSED = "faster", "slower", "same", "incon
 VERDICTS = (FASTER, SLOWER, SAME, INCONCLUSIVE, REFUSED)
 
 LEVEL = 0.95
-RANK_PASSES = 9
-"""From this many passes on the order-statistic interval leaves out one pass on either side at 95 %."""
+RANK_PASSES = 6
+"""From this many passes on smallest to largest hold the median at 95 %, whatever the distribution."""
 ONE_PASS_SPREAD = 0.15
 """Assumed log deviation between passes when there is only one: on shared machines passes differ by that much."""
 PRIOR_LIMIT = 8.0

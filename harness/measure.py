@@ -7,6 +7,7 @@ is that of the median within this pass; how much passes differ from one another 
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 import time
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from spikemark.harness import guards, records, verify
+from spikemark.harness import guards, records, turns, verify
 from spikemark.harness.annotate import Annotation, annotated
 from spikemark.harness.clock import DeviceClock, now_ns, thread_count
 from spikemark.harness.intervals import median_errors
@@ -32,6 +33,7 @@ HARNESS_BUDGET_S = 0.15
 WARM_SHARE = 0.25
 """Warm samples may take this share of the kernel-time budget."""
 FULL_RECHECKS = 3
+LEAK_CALLS = 5
 OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "alloc_cpu")
 
 _called: set[tuple[str, str, str]] = set()
@@ -91,6 +93,7 @@ def measure_case(
     ``clock`` is the one that ``benchmark`` (pytest-benchmark's fixture) was given as its timer. ``emit`` is called
     with the name of each stage as it begins. ``record.details["spoilt"]`` is set if the process should measure no more.
     """
+    _load(case.operator)
     record = Record(case, pass_index, records.OK, environment=environment or case.device, started_s=time.time())
     started = now_ns()
     with placed(case.device):
@@ -124,6 +127,12 @@ def _attempt(
         text = describe(error)
         short = any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
         _fail(record, records.OUT_OF_MEMORY if short else records.ERROR, text)
+
+
+@functools.cache
+def _load(operator: str) -> None:
+    """Import an operator's implementations before the process's state is noted: imports may change it rightly."""
+    registry.implementations(operator)
 
 
 def _fail(record: Record, status: str, reason: str) -> None:
@@ -218,6 +227,8 @@ class _Run:
         self._result: Any = None
         self._prepared: Any = None
         self._calls = 0
+        self._bursts: list[int] = []
+        self._turn_ends = 0
         self._rechecks = 0
 
     def measure(self) -> None:
@@ -291,9 +302,19 @@ class _Run:
         self._result = None
         self._prepared = self.bound.prepare()
         if flush:
+            self._hand_over()
             token = self._flushing.start()
             self.clock.flush()
             self._flushing.end(token)
+
+    def _hand_over(self) -> None:
+        """In an A/B run, let the other variant sample every few milliseconds; where bursts begin is in ``details``."""
+        turn, now = turns.mine(), now_ns()
+        if turn.shared and now >= self._turn_ends:
+            self._bursts.append(self._calls)
+            turn.pause(self.case.key, len(self._bursts))
+            self._wall += now_ns() - now
+            self._turn_ends = now_ns() + turns.BURST_NS
 
     def _call(self) -> None:
         token = self._measuring.start(self._calls)
@@ -322,7 +343,9 @@ class _Run:
             self.clock.synchronize()
         self._measuring = Annotation(f"measure {self.case.key}", "measure")
         self._calls = 0
-        self._resident, self._calls_then = [resident()], [0]
+        self.clock.flush()  # makes the buffer, before memory is looked at
+        self._resident, self._calls_then = [], []
+        self._look()
 
     def _look(self) -> None:
         self._result = None
@@ -332,7 +355,6 @@ class _Run:
     def _cold(self) -> None:
         """Cold samples; as pytest-benchmark's rounds where it is given, so that its table holds these very numbers."""
         self._stage("measure")
-        self.clock.flush()  # makes the buffer
         self._wall = now_ns()
         if self.benchmark is None:
             samples: list[float] = []
@@ -353,6 +375,8 @@ class _Run:
                 self.benchmark.stats.update(seconds)
             self._check()
         self.record.samples = list(samples)
+        if self._bursts:
+            self.record.details["bursts"] = self._bursts
 
     def _minimum(self) -> int:
         return max(1, self.options.min_samples)
@@ -417,6 +441,13 @@ class _Run:
 
     def _look_for_leaks(self) -> None:
         found = guards.leak(self._resident, self._calls_then)
+        if found:  # an accusation is made twice: as many calls again must leak again
+            for _ in range(2):
+                for _ in range(LEAK_CALLS):
+                    self._prepare(flush=False)
+                    self._call()
+                self._look()
+            found = found and guards.leak(self._resident, self._calls_then)
         if found:
             self.record.details["spoilt"] = found
             raise Refused(records.ERROR, found)

@@ -74,6 +74,8 @@ class Session:
         self.ended = False
         self.progressed = False
         self.killed: tuple[str, str] | None = None
+        self.waits: Callable[[], bool] = lambda: False  # whether another's turn keeps the worker waiting now
+        self._watched = time.monotonic()
         self._running: _Running | None = None
         self._limit_s = 0.0
         self._limit_end = 0.0
@@ -90,12 +92,12 @@ class Session:
         """The worker must say something within ``seconds`` from now."""
         self._limit_s, self._limit_end = seconds, time.monotonic() + seconds
 
-    def follow(self, tick: Callable[[], None]) -> Iterator[Message]:
+    def follow(self, tick: Callable[[], None]) -> Iterator[Message | None]:
         """Messages until the worker has ended; a death gives the row of the case it was in.
 
-        ``tick`` is called several times a second and may raise to leave. The caller closes the worker.
+        ``tick`` is called several times a second and may raise to leave; None follows it, so that a caller can attend
+        to another session meanwhile. The caller closes the worker.
         """
-        watched = 0.0
         while not (self.worker.closed or self.ended):
             for event in self.worker.poll(TICK_S):
                 if self.killed:  # what it said after its offence does not count
@@ -106,9 +108,9 @@ class Session:
                     if isinstance(message, Record):
                         self._running, self.progressed = None, True
             tick()
-            if time.monotonic() - watched >= TICK_S:
+            if time.monotonic() - self._watched >= TICK_S:
                 self._watch()
-                watched = time.monotonic()
+            yield None
         if self.ended:
             self.worker.wait(END_GRACE_S)  # threads it leaves running do not matter: its rows are complete
             return
@@ -167,7 +169,12 @@ class Session:
         return record
 
     def _watch(self) -> None:
-        """Kill the worker if it takes too long or too much."""
+        """Kill the worker if it takes too long or too much. Waiting for another's turn is not its own time."""
+        before, self._watched = self._watched, time.monotonic()
+        if self.waits():
+            self._limit_end += self._watched - before
+            if self._running:
+                self._running.exempt_s += self._watched - before
         self.worker.limit_log()
         rss = self.worker.rss_bytes()
         if rss > self._memory_limit:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import signal
 import tempfile
 import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from spikemark.harness.progress import Progress, Quiet, make_progress
 from spikemark.harness.records import INCORRECT, OK, Case, Record
 from spikemark.harness.runfolder import Run, RunFolder, StorageError, new_meta, now
 from spikemark.harness.session import Calibration, Ready, Session, Stage, Started
+from spikemark.harness.turns import Turnstile
 
 __all__ = ["RunOptions", "RunResult", "Supervisor", "Variant", "WorkerFailed", "run"]
 
@@ -71,7 +74,8 @@ class Supervisor:
         self._done: set[tuple[str, str, int]] = set()
         self._failed: set[tuple[str, str]] = set()
         self._locks: dict[str, DeviceLock] = {}
-        self._changed: list[str] = []
+        self._sessions: list[Session] = []
+        self._turnstile: Turnstile | None = None
         self._remaining = 0
         for record in before.records if before else []:
             self._note(record)
@@ -107,30 +111,51 @@ class Supervisor:
             try:
                 for pass_index in range(self.options.passes):
                     for device in devices_of(self.cases, self.options):
-                        self._measure(Path(temporary) / "plan.json", pass_index, device)
+                        self._measure(Path(temporary), pass_index, device)
             except _Stop:
                 return False
             finally:
                 self._release()
         return True
 
-    def _measure(self, plan: Path, pass_index: int, device: str) -> None:
-        """One pass of one device: the variants in turn; who was first in this pass is last in the next."""
-        shift = pass_index % len(self.options.variants)
-        for variant in (*self.options.variants[shift:], *self.options.variants[:shift]):
-            number = barren = 0
-            while pending := self._left(pass_index, device, variant):
-                self._check_stop(in_case=False)
-                write_plan(plan, pending, self.options, pass_index=pass_index, variant=variant, calibrate=number == 0)
-                session = self._start(plan, pass_index, variant, pending)
-                try:
-                    self._listen(session, variant, number)
-                finally:
-                    session.worker.close()
-                number += 1
-                barren = 0 if session.progressed else barren + 1
-                if barren == 2:  # once may be an accident, e.g. a machine short of memory
-                    raise WorkerFailed(session.why_barren())
+    def _measure(self, temporary: Path, pass_index: int, device: str) -> None:
+        """One pass of one device; two variants side by side, taking turns burst by burst (see ``turns``)."""
+        variants = self.options.variants
+        if len(variants) == 1:
+            deque(self._lane(temporary / "plan.json", pass_index, device, variants[0]), maxlen=0)
+            return
+        order = visit_order([c for c in self.cases if c.device == device], self.options.seed, pass_index)
+        labels, seed = [v.label for v in variants], f"{self.options.seed} {pass_index} {device}"
+        with Turnstile(temporary, labels, [c.key for c in order], seed) as self._turnstile:
+            plans = [temporary / f"plan-{i}.json" for i in range(len(variants))]
+            lanes = [self._lane(p, pass_index, device, v) for p, v in zip(plans, variants, strict=True)]
+            try:
+                for _ in zip_longest(*lanes):
+                    pass
+            finally:
+                for lane in lanes:
+                    lane.close()
+                self._turnstile = None
+
+    def _lane(self, plan: Path, pass_index: int, device: str, variant: Variant) -> Generator[None]:
+        """One pass of one device and variant: as many processes as it takes. Yields when there is time for others."""
+        number = barren = 0
+        while pending := self._left(pass_index, device, variant):
+            self._check_stop()
+            write_plan(plan, pending, self.options, pass_index=pass_index, variant=variant, calibrate=number == 0)
+            session = self._start(plan, pass_index, variant, pending)
+            self._sessions.append(session)
+            try:
+                yield from self._listen(session, variant, number)
+            finally:
+                self._sessions.remove(session)
+                session.worker.close()
+            number += 1
+            barren = 0 if session.progressed else barren + 1
+            if barren == 2:  # once may be an accident, e.g. a machine short of memory
+                raise WorkerFailed(session.why_barren())
+        if self._turnstile is not None:
+            self._turnstile.leave(variant.label)
 
     def _start(self, plan: Path, pass_index: int, variant: Variant, pending: list[Case]) -> Session:
         device = pending[0].device
@@ -138,24 +163,30 @@ class Supervisor:
         self.progress.case("starting", self._where(pass_index, where))
         try:
             log = _new_log(self.folder.path / "logs", f"pass{pass_index}-{where}")
-            worker = Worker(self._command, plan, log, worker_env(device, variant))
+            turns = self._turnstile.environment(variant.label) if self._turnstile else {}
+            worker = Worker(self._command, plan, log, worker_env(device, variant) | turns)
         except OSError as error:
             raise WorkerFailed(f"cannot start a measuring process: {error.strerror or error}") from None
-        return Session(worker, pending, pass_index, self.options)
+        session = Session(worker, pending, pass_index, self.options)
+        if self._turnstile is not None:
+            session.waits = partial(self._turnstile.waiting, variant.label)
+        return session
 
     def _where(self, pass_index: int, environment: str) -> str:
         return f"pass {pass_index + 1}/{self.options.passes} {environment}"
 
-    def _listen(self, session: Session, variant: Variant, number: int) -> None:
+    def _listen(self, session: Session, variant: Variant, number: int) -> Iterator[None]:
         """Follow one worker to its end and write down what it says."""
         device, pass_index = session.pending[0].device, session.pass_index
         key = environment_key(device, variant)
         label = {"variant": variant.label} if variant.label else {}
-        shared = False
-        for message in session.follow(lambda: self._check_stop(session.in_case)):
+        shared, changed = False, list[str]()
+        for message in session.follow(self._check_stop):
             match message:
+                case None:
+                    yield
                 case Ready():
-                    self._changed = self._check_environment(key, variant, message.environment)
+                    changed = self._check_environment(key, variant, message.environment)
                 case Calibration():
                     own = {"pass_index": pass_index, "environment": key}
                     self.folder.append_calibration(message.line | own | label)
@@ -167,19 +198,11 @@ class Supervisor:
                 case Record():
                     message.pass_index, message.environment = pass_index, key
                     message.details |= {"worker": number} | label
-                    self._flag(message, shared or bool(self._lock(key, device).others()))
+                    _flag(message, shared or bool(self._lock(key, device).others()), changed)
                     self.folder.append(message)
                     self._remaining -= self._note(message)
                     self.progress.advance(left=self._remaining)
-                    self._check_stop(in_case=False)
-
-    def _flag(self, record: Record, shared: bool) -> None:
-        flags = [SHARED_DEVICE] if shared else []
-        if self._changed:
-            record.details["changed"] = self._changed
-            code = [name for name in self._changed if name.startswith("project.")]
-            flags += ([CODE_CHANGED] if code else []) + ([ENVIRONMENT_CHANGED] if code != self._changed else [])
-        record.flags = list(dict.fromkeys([*record.flags, *flags]))
+                    self._check_stop(finished=session)
 
     def _check_environment(self, key: str, variant: Variant, found: dict[str, Any]) -> list[str]:
         """Store a device's environment. Names of fields that have changed since this run began to use it.
@@ -215,7 +238,11 @@ class Supervisor:
         while self._locks:
             self._locks.popitem()[1].release()
 
-    def _check_stop(self, in_case: bool) -> None:
+    def _check_stop(self, finished: Session | None = None) -> None:
+        """Leave if asked to: after one interrupt when no session is in a case (``finished`` has just ended its)."""
+        if self.interrupts and self._turnstile is not None:
+            self._turnstile.finish_cases()
+        in_case = any(s.in_case for s in self._sessions if s is not finished)
         if self.interrupts >= 2 or (self.interrupts == 1 and not in_case):
             raise _Stop
         if self.interrupts and not self._told:
@@ -237,6 +264,16 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _flag(record: Record, shared: bool, changed: list[str]) -> None:
+    """Mark a row measured beside another run, or after the code or the environment changed (fields ``changed``)."""
+    flags = [SHARED_DEVICE] if shared else []
+    if changed:
+        record.details["changed"] = changed
+        code = [name for name in changed if name.startswith("project.")]
+        flags += ([CODE_CHANGED] if code else []) + ([ENVIRONMENT_CHANGED] if code != changed else [])
+    record.flags = list(dict.fromkeys([*record.flags, *flags]))
 
 
 def _new_log(folder: Path, stem: str) -> Path:

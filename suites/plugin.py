@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spikemark.harness import records
+from pytest_benchmark.fixture import BenchmarkFixture
+from spikemark.harness import records, turns
 from spikemark.harness.errors import NothingMeasured, UsageError
 from spikemark.harness.records import Case, Record
 
+Measure = Callable[[Case, BenchmarkFixture], Record]
 SKIPPED = (records.UNAVAILABLE, records.UNSUPPORTED)
 
 
@@ -48,7 +50,7 @@ class Suite:
     spoilt: str = ""
 
     def emit(self, event: str, **data: Any) -> None:
-        """Write one event; nothing without a channel. The descriptor is not buffered: a line is out when this returns."""
+        """Write one event (nothing without a channel), unbuffered: the line is out when this returns."""
         if self.events is None:
             return
         line = (json.dumps({"event": event} | data) + "\n").encode()
@@ -131,6 +133,7 @@ def _placeable(case: Case) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Visit the cases in the plan's order."""
     place = {id(case): index for index, case in enumerate(config.stash[SUITE].cases)}
+    items[:] = [i for i in items if _case_of(i) is not None or i.get_closest_marker("operators") is None]
     items.sort(key=lambda item: place.get(id(_case_of(item)), len(place)))
 
 
@@ -150,6 +153,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     device = suite.device or "cpu"
     with placed(device):
         suite.emit("ready", environment=environment.collect(device))
+        turns.mine().pause("")  # in an A/B run: calibrate and measure while the other variant's process rests
         if suite.calibrate:
             found = calibration.calibrate(device)
             suite.emit("calibration", pass_index=suite.pass_index, environment=suite.environment or device, **found)
@@ -162,7 +166,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture
-def measure(request: pytest.FixtureRequest) -> Callable[[Case, Any], Record]:
+def measure(request: pytest.FixtureRequest) -> Measure:
     """``measure(case, benchmark)``: verify and time one case; skips what cannot run here, fails what is wrong."""
     suite = request.config.stash[SUITE]
     marker = request.node.get_closest_marker("benchmark")
@@ -171,6 +175,7 @@ def measure(request: pytest.FixtureRequest) -> Callable[[Case, Any], Record]:
         from spikemark.harness.measure import Options, measure_case
 
         index = next(i for i, c in enumerate(suite.cases) if c is case)
+        turns.mine().pause(case.key)
         suite.emit("start", index=index, key=case.key)
         record = measure_case(
             case,
