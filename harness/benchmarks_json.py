@@ -92,6 +92,7 @@ def machine_info(environments: dict[str, Any]) -> dict[str, Any]:
         "machine": cpu.get("architecture", ""),
         "python_compiler": versions.get("python_compiler", ""),
         "python_implementation": versions.get("python_implementation", ""),
+        "python_implementation_version": versions.get("python", ""),
         "python_version": versions.get("python", ""),
         "python_build": [],
         "release": versions.get("kernel", ""),

@@ -98,10 +98,9 @@ def main() -> None:
     say("ready", environment=environment(plan["device"]))
     if plan["calibrate"]:
         say("calibration", copy_bytes_per_s=1e10, samples=[1e-3], bytes=10**7, clock={})
-    Path(os.environ.get("FAKE_TRACE", os.devnull)).open("a").write(
-        json.dumps({"pid": os.getpid(), "pythonpath": os.environ.get("PYTHONPATH", ""), "plugins": plan["plugins"]})
-        + "\n"
-    )
+    with Path(os.environ.get("FAKE_TRACE", os.devnull)).open("a") as file:
+        trace = {"pid": os.getpid(), "pythonpath": os.environ.get("PYTHONPATH", ""), "plugins": plan["plugins"]}
+        file.write(json.dumps(trace) + "\n")
     for index, data in enumerate(plan["cases"]):
         case = Case.from_json(data)
         say("start", index=index, key=case.key)
