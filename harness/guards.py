@@ -228,13 +228,14 @@ def native_threads() -> int:
 def leak(resident: list[int], calls: list[int]) -> str:
     """One line if resident memory grew with every call; or ''.
 
-    ``resident`` are bytes at three or more moments after warm-up and ``calls`` the calls made up to each. Growth
-    must show between all moments and exceed 16 MiB and 128 KiB a call: less is allocator noise.
+    ``resident`` are bytes at three or more moments after warm-up and ``calls`` the calls made up to each. Between
+    all moments it must have grown by 128 KiB a call, and by 16 MiB in all: less is allocator noise.
     """
-    steps = [b - a for a, b in itertools.pairwise(resident)]
-    made = calls[-1] - calls[0]
-    grown = resident[-1] - resident[0]
-    per_call = grown / max(1, made)
-    if len(steps) < 2 or min(steps) <= 0 or grown < LEAK_BYTES or per_call < LEAK_PER_CALL:
+    made, grown = calls[-1] - calls[0], resident[-1] - resident[0]
+    rates = [
+        (b - a) / max(1, n - m)
+        for (a, b), (m, n) in zip(itertools.pairwise(resident), itertools.pairwise(calls), strict=True)
+    ]
+    if len(rates) < 2 or min(rates) < LEAK_PER_CALL or grown < LEAK_BYTES:
         return ""
-    return f"leaks memory: the process grew by {grown >> 20} MiB in {made} calls, {per_call / 2**20:.2g} MiB each"
+    return f"leaks memory: the process grew by {grown >> 20} MiB in {made} calls, {grown / made / 2**20:.2g} MiB each"

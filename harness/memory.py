@@ -1,6 +1,6 @@
 """The memory ledger of one call: baseline, peak above it, saved for backward, workspace.
 
-CPU figures come from torch's own allocator records (``torch.profiler`` with ``profile_memory``: one record for every
+CPU figures come from torch's own allocator records (torch's profiler with ``profile_memory``: one record for every
 allocation and free), CUDA figures from the caching allocator's statistics. What each figure misses:
 
 * ``peak_bytes`` (allocator): memory that a kernel takes from ``malloc`` or ``cudaMalloc`` itself, numpy's, and on a CPU
@@ -115,11 +115,11 @@ class MemoryLedger:
             return result, saved, Peak(stats["allocated_bytes.all.peak"] - baseline, {0: grown}), baseline
         with (
             saved_tensors_hooks(pack, lambda t: t),
-            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile,
+            # Not torch.profiler.profile: entering that imports the compiler, for more than a second.
+            torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile,
         ):
             result = bound.call(prepared)
-        assert profile.profiler is not None
-        return result, saved, replay(allocations(profile.profiler)), 0
+        return result, saved, replay(allocations(profile.kineto_results)), 0
 
     def _process_peak(self, before: int) -> int:
         if self._cuda:
@@ -127,10 +127,10 @@ class MemoryLedger:
         return max(0, _resident_peak() - before)
 
 
-def allocations(profiler: Any) -> list[tuple[int, int]]:
+def allocations(results: Any) -> list[tuple[int, int]]:
     """``(address, bytes)`` of the CPU allocator's records in order of time; frees are negative."""
     found: list[tuple[int, int, int]] = []
-    stack = list(profiler.kineto_results.experimental_event_tree())
+    stack = list(results.experimental_event_tree())
     while stack:
         event = stack.pop()
         fields = event.extra_fields

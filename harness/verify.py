@@ -1,9 +1,9 @@
 """The gate: nothing is timed that has not just been compared with the float64 reference.
 
 Every case is called twice, on two different inputs of the same shape and at the same addresses (the second made by
-rolling one tensor in place), so that a result kept from an earlier call is wrong. Around each call the gate checks that results
-are plain, contiguous, new tensors, that inputs keep their bits, and that a result does not change after it
-was returned (computed lazily, or a buffer used again). During the second call fresh memory is filled with NaN where the
+rolling one tensor in place), so that a result kept from an earlier call is wrong. Around each call the gate checks that
+results are plain, contiguous, new tensors, that inputs keep their bits, and that a result does not change after it was
+returned (computed lazily, or a buffer used again). During the second call fresh memory is filled with NaN where the
 system's allocator can do that, so that elements which are never written are seen.
 """
 
@@ -311,8 +311,8 @@ def fingerprint(outputs: dict[str, Tensor]) -> list[Tensor]:
 def poisoned_memory(device: torch.device, like: Iterable[Tensor]) -> Iterator[bool]:
     """Inside, freshly allocated memory holds NaN; yields whether that can be done here.
 
-    On a CPU with glibc ``mallopt(M_PERTURB)`` fills every block that ``malloc`` gives out, a kernel's own scratch too. On
-    CUDA blocks of the sizes of ``like`` are filled and freed, which torch's allocator then gives out again.
+    On a CPU with glibc ``mallopt(M_PERTURB)`` fills every block that ``malloc`` gives out, a kernel's own scratch too.
+    On CUDA blocks of the sizes of ``like`` are filled and freed, which torch's allocator then gives out again.
     """
     if device.type == "cuda":
         blocks = [torch.full_like(t, float("nan")) for t in like for _ in range(2)]

@@ -17,7 +17,7 @@ def worker_command(plan_path: str | os.PathLike[str], events_fd: int) -> list[st
     return [sys.executable, "-m", "spikemark.suites.worker", os.fspath(plan_path), str(events_fd)]
 
 
-def pytest_arguments(plan_path: str, events_fd: str) -> list[str]:
+def pytest_arguments(plan_path: str, events_fd: str, *more: str) -> list[str]:
     """Arguments of the session. Nothing of the project under test may interfere: no cache, no other ini file.
 
     ``-s``: pytest's capture would lose what a dying kernel printed; the supervisor keeps all output in its log.
@@ -33,6 +33,7 @@ def pytest_arguments(plan_path: str, events_fd: str) -> list[str]:
         *("-q", "-s", "--tb=no", "--no-header", "--benchmark-quiet"),
         f"--spikemark-plan={plan_path}",
         f"--spikemark-events={events_fd}",
+        *more,
     ]
 
 
