@@ -9,7 +9,6 @@ Exit codes: 0 done; 1 a regression was found; 2 the command line or an input fil
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -20,17 +19,22 @@ from typing import TYPE_CHECKING, Any
 def _name_this_package() -> None:
     """Make ``spikemark`` mean the folder of this file, for ``python runner.py`` with or without an install.
 
-    Python has put the folder itself on ``sys.path``, where ``kernels`` would shadow a published package: it goes.
+    A stub package whose path is this folder goes first on the search path of this process and of those it starts. The
+    folder itself, which Python has put there, goes: its ``kernels`` would shadow a published package of that name.
     """
+    import atexit
+    import shutil
+    import tempfile
+
     root = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != root]
-    spec = importlib.util.spec_from_file_location(
-        "spikemark", root / "__init__.py", submodule_search_locations=[str(root)]
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["spikemark"] = module
-    spec.loader.exec_module(module)
+    stub = tempfile.mkdtemp(prefix="spikemark-")
+    atexit.register(shutil.rmtree, stub, ignore_errors=True)
+    package = Path(stub, "spikemark")
+    package.mkdir()
+    text = (root / "__init__.py").read_text(encoding="utf-8")
+    (package / "__init__.py").write_text(f"{text}\n__path__[:] = [{str(root)!r}]\n", encoding="utf-8")
+    sys.path[:] = [stub, *(entry for entry in sys.path if Path(entry or ".").resolve() != root)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [stub, os.environ.get("PYTHONPATH")]))
 
 
 if __name__ == "__main__":
@@ -138,10 +142,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, EXIT_NOTHING)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # The reader has what it wanted (`| head`). Python flushes stdout once more at exit: give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has what it wanted: `| head`
+        _drop_output()
         return 0
+    except OSError as error:
+        _drop_output()
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
+
+
+def _drop_output() -> None:
+    """What is still to be printed cannot be: Python would fail once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: object, code: int) -> int:

@@ -54,16 +54,16 @@ SPIKES = """your own recording: .npz with the array `spikes`, 0/1, [C,T,H,W] or 
 at its own batch and firing rate; to measure it alone: --workload 'recording:*'"""
 
 
-def natural(text: str) -> int:
-    """A whole number >= 1 (argparse type)."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:10]) <= 10**9 or len(text) > 10:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+def natural(text: str, least: int = 1) -> int:
+    """A whole number >= 1, in plain digits (argparse type)."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"a whole number of at least {least} is needed, got {text!r}")
     return int(text)
 
 
 def whole(text: str) -> int:
     """A whole number >= 0 (argparse type)."""
-    return 0 if re.fullmatch("0+", text) else natural(text)
+    return natural(text, 0)
 
 
 def rate(text: str) -> float:

@@ -74,7 +74,7 @@ def options(arguments: argparse.Namespace, cases: Sequence[Any], out: Path) -> R
         devices=tuple(dict.fromkeys(case.device for case in cases)),
         plugins=tuple(str(Path(plugin).resolve()) for plugin in arguments.plugins),
         baselines={case.operator: registry.baseline(case.operator).name for case in cases},
-        **preset.sampling(),
+        **preset.options(),
     )
 
 

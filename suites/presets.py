@@ -44,7 +44,7 @@ class Preset:
     max_samples: int = 1000
     gate_limit: int | None = None
 
-    def sampling(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """How cases are sampled, as the supervisor's ``RunOptions`` name it."""
         return {
             "precision": self.precision,
