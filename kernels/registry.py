@@ -92,6 +92,7 @@ class Implementation:
 _classes: dict[str, dict[str, type[Any]]] = {name: {} for name in OPERATORS}
 _instances: dict[tuple[str, str], Any] = {}
 _loaded: set[str] = set()
+_derived: dict[str, Callable[[], None]] = {}
 _plugin_files: set[str] = set()
 _source = "spikemark"
 
@@ -165,10 +166,22 @@ def _known_operator(operator: str) -> None:
         raise ValueError(f"unknown operator {operator!r}{closest(operator, known)}; known: {', '.join(known)}")
 
 
+def derive(operator: str, register: Callable[[], None]) -> None:
+    """Have ``register`` called before every look-up of ``operator``: for implementations made of other operators'
+    (the layers' pairs), so that those a plug-in adds later are found too. It must register each of them once."""
+    _known_operator(operator)
+    _derived[operator] = register
+
+
 def _load(operator: str) -> None:
-    if operator in _loaded:
-        return
-    _loaded.add(operator)
+    if operator not in _loaded:
+        _loaded.add(operator)
+        _import(operator)
+    if operator in _derived:
+        _derived[operator]()
+
+
+def _import(operator: str) -> None:
     package = importlib.import_module(OPERATORS[operator].package)
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spikemark.kernels.definition import check_float
+from spikemark.kernels.types import _pair
 from torch import Tensor
 
 
 def pair(kernel: int | Sequence[int]) -> tuple[int, int]:
     """``kernel`` as ``(kh, kw)``; ``ValueError`` unless an int or a pair of ints >= 1."""
-    sides = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
-    if len(sides) != 2 or not all(isinstance(k, int) and not isinstance(k, bool) and k >= 1 for k in sides):
-        raise ValueError(f"kernel must be an int or a pair of ints >= 1, got {kernel!r}")
-    return sides[0], sides[1]
+    return _pair("adjusted_avg_pool2d", "kernel", kernel, 1)
 
 
 def pooled_shape(shape: Sequence[int], kernel: tuple[int, int]) -> tuple[int, ...]:
