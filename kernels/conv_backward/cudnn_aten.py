@@ -1,0 +1,52 @@
+"""``aten::convolution_backward`` under cuDNN flags that are set and recorded, not inherited from the session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from spikemark.kernels.conv_backward.aten import Aten
+from spikemark.kernels.registry import implementation
+from spikemark.kernels.types import ConvGeometry
+from torch import Tensor
+
+
+def cudnn_missing() -> str | None:
+    """Why torch has no cuDNN to call, or None."""
+    if torch.backends.cudnn.is_available():
+        return None
+    return "this torch has no cuDNN: install a CUDA build of torch"
+
+
+@implementation("conv_backward", device="cuda", dtypes=("float32", "float16", "bfloat16", "float64"))
+class CudnnAten(Aten):  # type: ignore[misc]
+    """cuDNN through ``aten::convolution_backward``: deterministic, no autotuning, no TF32, and it says so."""
+
+    benchmark = False
+    deterministic = True
+    allow_tf32 = False
+
+    def unavailable(self) -> str | None:
+        """Whether torch has cuDNN."""
+        return cudnn_missing()
+
+    def _flags(self) -> Any:
+        self.ran = (
+            f"cudnn {torch.backends.cudnn.version()} benchmark={self.benchmark} "
+            f"deterministic={self.deterministic} tf32={self.allow_tf32}"
+        )
+        return torch.backends.cudnn.flags(
+            enabled=True, benchmark=self.benchmark, deterministic=self.deterministic, allow_tf32=self.allow_tf32
+        )
+
+    def fold_input(
+        self, grad: Tensor, weight: Tensor, input: Tensor, geometry: ConvGeometry, grad_scale: float
+    ) -> Tensor:
+        """As ``aten``, under this class's flags."""
+        with self._flags():
+            return super().fold_input(grad, weight, input, geometry, grad_scale)
+
+    def fold_weight(self, grad: Tensor, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> Tensor:
+        """As ``aten``, under this class's flags."""
+        with self._flags():
+            return super().fold_weight(grad, input, weight_shape, geometry)
