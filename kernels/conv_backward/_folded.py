@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from spikemark.kernels.definition import check_float, state_dtype
+from spikemark.kernels.registry import Implementation
 from spikemark.kernels.types import ConvGeometry
 from torch import Tensor
 
@@ -38,7 +39,6 @@ def check_arguments(
     ``name`` is the gradient's. ``TypeError`` for a dtype that is no supported float or differs between arguments,
     ``ValueError`` for shapes that do not fit together; both name the argument.
     """
-    check_float(name, grad)
     check_float("input", input)
     if grad.dtype != input.dtype:
         raise TypeError(f"{name} is {grad.dtype} but input is {input.dtype}: they must have one dtype")
@@ -71,7 +71,7 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(state_dtype(tensor.dtype)) if tensor.device.type == "cpu" else tensor
 
 
-class FoldedConvBackward(ABC):
+class FoldedConvBackward(Implementation, ABC):
     """The public calls: check, fold, answer empty problems, hand the rest to ``fold_input`` or ``fold_weight``."""
 
     def input(
@@ -84,6 +84,8 @@ class FoldedConvBackward(ABC):
         tensor of the input's shape, exactly 0 where the input is 0. Raises ``TypeError`` or ``ValueError`` naming the
         argument.
         """
+        self._check_dtype("grad_t", grad_t)
+        check_float("input", input)
         check_float("weight", weight)
         if weight.dtype != input.dtype:
             raise TypeError(f"weight is {weight.dtype} but input is {input.dtype}: they must have one dtype")
@@ -102,12 +104,18 @@ class FoldedConvBackward(ABC):
         any strides; nothing given is written to. Returns a new contiguous tensor of ``weight_shape``. Raises
         ``TypeError`` or ``ValueError`` naming the argument.
         """
+        self._check_dtype("grad_w", grad_w)
         shape = torch.Size(int(n) for n in weight_shape)
         grad, folded = check_arguments("grad_w", grad_w, input, shape, geometry)
         if folded.numel() == 0 or grad.numel() == 0:
             return torch.zeros(shape, dtype=input.dtype, device=input.device)
         with torch.no_grad():
             return self.fold_weight(grad, folded, shape, geometry)
+
+    def _check_dtype(self, name: str, grad: Tensor) -> None:
+        check_float(name, grad)
+        if str(grad.dtype).removeprefix("torch.") not in self.dtypes:
+            raise TypeError(f"{name} is {grad.dtype}, but {self.name} takes {' and '.join(self.dtypes)}")
 
     @abstractmethod
     def fold_input(
