@@ -27,7 +27,7 @@ def _name_this_package() -> None:
     import tempfile
 
     root = Path(__file__).resolve().parent
-    stub = tempfile.mkdtemp(prefix="spikemark-")
+    stub = tempfile.mkdtemp(prefix="spikemark-import-")
     atexit.register(shutil.rmtree, stub, ignore_errors=True)
     package = Path(stub, "spikemark")
     package.mkdir()
