@@ -83,6 +83,24 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write; default: report.html in the first RUN")
 
 
+def _compare(parser: argparse.ArgumentParser) -> None:
+    what = "two run folders, old and new, or one of an A/B run; with --measure: revisions, or two plug-in files"
+    parser.add_argument("runs", metavar="BASE [NEW]", nargs="*", help=what)
+    now = "measure both versions in turns now; without NEW it is the working tree"
+    parser.add_argument("--measure", action="store_true", help=now)
+    limit = "what a regression is: slower:3%% (default), memory:10%%; repeatable"
+    parser.add_argument("--fail-on", metavar="WHAT:N%", action="append", default=[], help=limit)
+    parser.add_argument("--strict", action="store_true", help="exit 5 if a case is inconclusive")
+    parser.add_argument("--across", action="store_true", help="compare runs of different environments on purpose")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    parser.add_argument("--markdown", action="store_true", help="for a comment on a pull request")
+    parser.add_argument("--all", action="store_true", help="every row, also of many cases that stayed the same")
+    parser.add_argument("--passes", metavar="N", type=natural, help="with --measure: pairs of processes; default: 9")
+    parser.add_argument("--out", metavar="DIR", help="with --measure: run folder; default: runs/<date-time>-compare")
+    add_selection(parser, DEFAULT_PRESET["run"])
+    _time_limit(parser)
+
+
 def _env(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", dest="devices", metavar="DEVICE", action="append", default=[])
     parser.add_argument("--json", action="store_true", help="as run.json has it")
@@ -94,6 +112,7 @@ COMMANDS = {
     "verify": ("compare implementations with the float64 reference, time nothing", _verify, "verify"),
     "run": ("verify, then measure, then write a report", _run, "run"),
     "report": ("write the report of one or several runs", _report, "report"),
+    "compare": ("what became slower or faster between two runs, or two versions of the code", _compare, "compare"),
     "env": ("what of this machine matters for a number", _env, "env"),
 }
 

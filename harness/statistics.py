@@ -159,7 +159,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self.records: dict[tuple[int, int], Record] = {}
-        self.device_name = ""
+        self.device_name = self.variant = ""
 
     def samples(self, name: str = "samples") -> dict[Any, Sequence[float]]:
         if any(r.status != OK for r in self.records.values()):
@@ -176,16 +176,17 @@ def _bandwidths(runs: Sequence[Run]) -> dict[tuple[int, str, int], float]:
     return {key: float(np.median(values)) for key, values in found.items()}
 
 
-def merge_passes(runs: Sequence[Run]) -> dict[tuple[str, str], _Merged]:
-    """Records of one or several runs by (case key, device name), in the order first seen."""
-    merged: dict[tuple[str, str], _Merged] = defaultdict(_Merged)
+def merge_passes(runs: Sequence[Run]) -> dict[tuple[str, str, str], _Merged]:
+    """Records of one or several runs by (case key, device name, variant of an A/B run), in the order first seen."""
+    merged: dict[tuple[str, str, str], _Merged] = defaultdict(_Merged)
     for index, run in enumerate(runs):
         environments = run.meta.get("environments", {})
         for record in run.records:
             described = environments.get(record.environment) or environments.get(record.case.device) or {}
             name = str(described.get("device_name") or record.environment or record.case.device)
-            entry = merged[record.case.key, name]
-            entry.device_name = name
+            variant = str(record.details.get("variant") or "")
+            entry = merged[record.case.key, name, variant]
+            entry.device_name, entry.variant = name, variant
             entry.records[index, record.pass_index] = record
     return merged
 
@@ -207,7 +208,8 @@ def summarise(run: Run | Sequence[Run]) -> list[Row]:
     Extras: ``flags`` (list), ``passes`` (measured), ``noise`` (half-width of the median's interval, relative),
     ``spread`` (deviation between passes, relative), ``warm_median_s, call_median_s, workspace_bytes, moved_bytes``,
     ``verdict`` (against the baseline: faster, slower, same, inconclusive; empty for itself or without one),
-    ``winner`` (``alone``, ``tied`` or empty), ``key``, ``group``, ``pass_medians_s`` and ``pass_indices``.
+    ``winner`` (``alone``, ``tied`` or empty), ``variant`` (of an A/B run), ``key``, ``group``, ``pass_medians_s`` and
+    ``pass_indices``.
     Absent figures are None. Several runs are merged as more passes where case and device name agree.
     """
     runs = list(run) if isinstance(run, (list, tuple)) else [run]
@@ -256,6 +258,7 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     row["ambiguous"] = _most(r.verification.get("ambiguous") for r in records)
     row["flags"] = list(dict.fromkeys(flag for r in records for flag in r.flags))
     row |= {"noise": None, "spread": None, "verdict": "", "winner": "", "key": case.key, "group": case.group}
+    row["variant"] = merged.variant
     row |= {"warm_median_s": None, "call_median_s": None, "pass_medians_s": [], "pass_indices": []}
     if status != OK:
         return row
@@ -275,12 +278,12 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     return row
 
 
-def _blocks(rows: list[Row]) -> dict[tuple[str, str], list[int]]:
-    """Indices of the measured rows of each comparison: same ``group``, same device model."""
-    blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _blocks(rows: list[Row]) -> dict[tuple[str, str, str], list[int]]:
+    """Indices of the measured rows of each comparison: same ``group``, same device model, same version of the code."""
+    blocks: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
         if row["median_s"] is not None:
-            blocks[row["group"], row["device_name"]].append(i)
+            blocks[row["group"], row["device_name"], row["variant"]].append(i)
     return blocks
 
 

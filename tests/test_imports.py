@@ -22,6 +22,7 @@ MAY = {
         "harness.runfolder",
         "harness.statistics",
         "harness.intervals",
+        "harness.contrast",
         "harness.errors",
         "harness.environment",
     ),
