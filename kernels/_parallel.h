@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 #if defined(_OPENMP)
 #include <omp.h>
 #else
@@ -17,17 +18,40 @@
 
 namespace spikemark {
 
-// Calls work(piece) once for every piece in [0, pieces); at most `threads` threads, the caller among them.
+constexpr int kMostThreads = 256;
+
+template <typename Work> inline void call(const Work& work, int64_t piece, int worker) {
+    if constexpr (std::is_invocable_v<Work, int64_t, int>) work(piece, worker);
+    else work(piece);
+}
+
+// Calls work(piece) or work(piece, worker) once for every piece in [0, pieces); at most `threads` threads, the caller
+// among them. `worker` is below `threads` and held by one thread at a time: the index of a scratch buffer, say.
 template <typename Work>
 void parallel_for(int64_t pieces, int threads, const Work& work) {
     if (threads > pieces) threads = static_cast<int>(pieces);
+    if (threads > kMostThreads) threads = kMostThreads;
     if (threads <= 1) {
-        for (int64_t piece = 0; piece < pieces; ++piece) work(piece);
+        for (int64_t piece = 0; piece < pieces; ++piece) call(work, piece, 0);
         return;
     }
-    std::atomic<int64_t> next{0};
+    // Each thread has its own run of pieces, then helps with the others': neighbours in memory stay with one thread
+    // (two that touch the same new huge page first would both clear it), and nobody waits for a thread that was slow.
+    struct alignas(64) Run { std::atomic<int64_t> next; int64_t end; };
+    Run runs[kMostThreads];
+    for (int i = 0; i < threads; ++i) {
+        runs[i].next.store(pieces * i / threads, std::memory_order_relaxed);
+        runs[i].end = pieces * (i + 1) / threads;
+    }
+    std::atomic<int> joined{0};
     auto run = [&]() {
-        for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) work(piece);
+        const int own = joined.fetch_add(1);
+        for (int i = 0; i < threads; ++i) {
+            Run& from = runs[(own + i) % threads];
+            for (int64_t piece; (piece = from.next.fetch_add(1, std::memory_order_relaxed)) < from.end;) {
+                call(work, piece, own);
+            }
+        }
     };
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads)

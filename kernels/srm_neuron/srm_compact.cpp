@@ -1,0 +1,363 @@
+// The SRM neuron, compact: spikes as bits, and both slopes only where a spike is, for backward needs them nowhere else.
+//
+// Saved by forward (or packed from a dense state):
+//   bits   [B, T, ceil(D/8)] bytes; bit i%8 of byte i/8 is the spike of neuron i
+//   tiles  [B * tiles, 2] int64: a tile's first pair in `slopes`, and how many it has
+//   slopes [2, capacity]: delta_u and delta_ut of the spikes; within a tile by step, then by neuron
+// Tiles (always kTile neurons of one sample) place their pairs in the order they finish: where they lie differs from
+// run to run, which pairs a tile has and every result do not.
+#include "srm.h"
+
+namespace srm {
+namespace {
+
+constexpr int kRowBytes = kTile / 8 + 8;  // a row's bits, padded so that a vector's bits can be read past its end
+
+// For every pattern of spikes among 8 (4) lanes, as bytes: which lane goes to place j, and which place lane j is from.
+struct Orders {
+    uint64_t squeeze[256], spread[256];
+    constexpr Orders() : squeeze(), spread() {
+        for (int bits = 0; bits < 256; ++bits) {
+            uint64_t place = 0;
+            for (uint64_t lane = 0; lane < 8; ++lane) {
+                spread[bits] |= place << (8 * lane);
+                if (bits >> lane & 1) squeeze[bits] |= lane << (8 * place++);
+            }
+        }
+    }
+};
+[[maybe_unused]] constexpr Orders kOrders;
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline __m256i order8(uint64_t order) { return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(order))); }
+// Pairs of 32-bit lanes for the four lanes of doubles: lane l is 2l and 2l + 1.
+inline __m256i order4(uint64_t order) {
+    const __m256i lane = _mm256_cvtepu8_epi64(_mm_cvtsi64_si128(static_cast<long long>(order)));
+    const __m256i twice = _mm256_slli_epi64(lane, 1);
+    return _mm256_or_si256(twice, _mm256_slli_epi64(_mm256_add_epi64(twice, _mm256_set1_epi64x(1)), 32));
+}
+#endif
+
+// Writes the lanes of v whose bit is set side by side at `out`, and after them anything: a whole vector must fit.
+template <typename A> inline void squeeze(A* out, Vector<A> v, uint32_t bits) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(A) == 4) {
+        _mm512_storeu_ps(out, _mm512_maskz_compress_ps(static_cast<__mmask16>(bits), reinterpret_cast<__m512>(v)));
+    } else {
+        _mm512_storeu_pd(out, _mm512_maskz_compress_pd(static_cast<__mmask8>(bits), reinterpret_cast<__m512d>(v)));
+    }
+#elif defined(__AVX2__)
+    const __m256i order = sizeof(A) == 4 ? order8(kOrders.squeeze[bits]) : order4(kOrders.squeeze[bits] & 0xffffffffu);
+    _mm256_storeu_ps(reinterpret_cast<float*>(out), _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(v), order));
+#else
+    for (int lane = 0, place = 0; lane < spikemark::Lanes<A>::count; ++lane) {
+        out[place] = v[lane];
+        place += bits >> lane & 1u;
+    }
+#endif
+}
+
+// The inverse: lanes whose bit is set get the values at `in` in order, the others anything. Reads a whole vector.
+template <typename A> inline Vector<A> spread(const A* in, uint32_t bits) {
+#if defined(__AVX512F__)
+    const Vector<A> v = spikemark::load(in);
+    if constexpr (sizeof(A) == 4) {
+        return reinterpret_cast<Vector<A>>(
+            _mm512_maskz_expand_ps(static_cast<__mmask16>(bits), reinterpret_cast<__m512>(v)));
+    } else {
+        return reinterpret_cast<Vector<A>>(
+            _mm512_maskz_expand_pd(static_cast<__mmask8>(bits), reinterpret_cast<__m512d>(v)));
+    }
+#elif defined(__AVX2__)
+    const __m256i order = sizeof(A) == 4 ? order8(kOrders.spread[bits]) : order4(kOrders.spread[bits] & 0xffffffffu);
+    const __m256 v = reinterpret_cast<__m256>(spikemark::load(in));
+    return reinterpret_cast<Vector<A>>(_mm256_permutevar8x32_ps(v, order));
+#else
+    Vector<A> v = {};
+    for (int lane = 0, place = 0; lane < spikemark::Lanes<A>::count; ++lane) {
+        v[lane] = in[place];
+        place += bits >> lane & 1u;
+    }
+    return v;
+#endif
+}
+
+// Lanes as a mask from their bits.
+template <typename A> inline Mask<A> lane_mask(uint32_t bits) {
+    using Whole = std::remove_reference_t<decltype(Mask<A>{}[0])>;
+    Mask<A> each = {};
+    for (int lane = 0; lane < spikemark::Lanes<A>::count; ++lane) each[lane] = Whole{1} << lane;
+    return ((Mask<A>{} + static_cast<Whole>(bits)) & each) != 0;
+}
+
+// The bits of the vector at neuron i of a padded row, and their being put there (into a row of zeros).
+template <typename A> inline uint32_t bits_at(const uint8_t* row, int i) {
+    constexpr int lanes = spikemark::Lanes<A>::count;
+    uint16_t two;
+    std::memcpy(&two, row + i / 8, 2);
+    return (two >> (i % 8)) & ((1u << lanes) - 1u);
+}
+template <typename A> inline void put_bits(uint8_t* row, int i, uint32_t bits) {
+    uint16_t two;
+    std::memcpy(&two, row + i / 8, 2);
+    two = static_cast<uint16_t>(two | bits << (i % 8));
+    std::memcpy(row + i / 8, &two, 2);
+}
+
+struct Saved {
+    uint8_t* bits;
+    int64_t* tiles;
+    void* slopes;
+    int64_t capacity;
+};
+
+// A thread's scratch: slopes (or scales) of one tile as state, `room` of each. Handed in by the caller, as one block.
+template <typename A> struct Scratch {
+    A *w, *t;
+    Scratch(void* block, int64_t room, int worker) : w(static_cast<A*>(block) + 2 * room * worker), t(w + room) {}
+};
+inline int64_t scratch_room(int64_t steps) { return steps * kTile + 16; }  // one vector more than can be filled
+
+// Copies a finished tile's pairs to the next free place. Returns false, having written nothing, when they do not fit.
+template <typename S, typename A>
+bool place(const Saved& saved, int64_t piece, const Scratch<A>& scratch, int64_t count, std::atomic<int64_t>& used) {
+    int64_t at = used.load(std::memory_order_relaxed);
+    do {
+        if (at + count > saved.capacity) {
+            saved.tiles[2 * piece] = -1;
+            saved.tiles[2 * piece + 1] = count;
+            return false;
+        }
+    } while (!used.compare_exchange_weak(at, at + count, std::memory_order_relaxed));
+    saved.tiles[2 * piece] = at;
+    saved.tiles[2 * piece + 1] = count;
+    S* out_w = static_cast<S*>(saved.slopes) + at;
+    S* out_t = out_w + saved.capacity;
+    for (int64_t from = 0; from < count; from += kTile) {
+        for_vectors<A>(static_cast<int>(std::min<int64_t>(kTile, count - from)), [&](int i, int part, auto whole) {
+            constexpr bool Whole = decltype(whole)::value;
+            put<false, Whole>(out_w + from + i, spikemark::load(scratch.w + from + i), part);
+            put<false, Whole>(out_t + from + i, spikemark::load(scratch.t + from + i), part);
+        });
+    }
+    return true;
+}
+
+// Walks a tile through its steps; rise(t, i, part, whole) gives the step of the vector at neuron i. Writes the bits,
+// gathers the pairs in scratch, and returns how many there are.
+template <typename A, typename Step>
+int64_t encode_tile(const Saved& saved, int64_t sample, int64_t first, int n, int64_t steps, int64_t neurons,
+                    const Scratch<A>& scratch, const Step& rise) {
+    const int64_t row_bytes = (neurons + 7) / 8;
+    int64_t count = 0;
+    for (int64_t t = 0; t < steps; ++t) {
+        uint8_t row[kRowBytes] = {};
+        for_vectors<A>(n, [&](int i, int part, auto whole) {
+            const Rise<A> now = rise(t, i, part, whole);
+            uint32_t bits = spikemark::lane_bits<A>(now.fired);
+            if constexpr (!decltype(whole)::value) bits &= (1u << part) - 1u;
+            put_bits<A>(row, i, bits);
+            squeeze<A>(scratch.w + count, now.delta_u, bits);
+            squeeze<A>(scratch.t + count, now.delta_ut, bits);
+            count += __builtin_popcount(bits);
+        });
+        std::memcpy(saved.bits + (sample * steps + t) * row_bytes + first / 8, row, (n + 7) / 8);
+    }
+    return count;
+}
+
+template <bool Stream, typename S, typename A>
+int64_t forward_tile(const View& current, int64_t sample, int64_t first, int n, int64_t steps, int64_t neurons,
+                     const Constants<A>& k, S* spikes, const Saved& saved, const Scratch<A>& scratch) {
+    constexpr int lanes = spikemark::Lanes<A>::count;
+    Rows<S> rows(current, sample, first, n);
+    Membrane<A> state[kTile / lanes] = {};
+    const Vector<A> one = spikemark::splat<A>(1), zero = {};
+    const S *x = nullptr, *ahead = nullptr;
+    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, [&](int64_t t, int i, int part, auto whole) {
+        constexpr bool Whole = decltype(whole)::value;
+        if (i == 0) x = rows.row(t), ahead = rows.ahead(t + 1, steps);
+        if (ahead) __builtin_prefetch(ahead + i);
+        const Rise<A> rise = step(state[i / lanes], get<A, Whole>(x + i, part), k);
+        put<Stream, Whole>(spikes + (sample * steps + t) * neurons + first + i, rise.fired ? one : zero, part);
+        return rise;
+    });
+}
+
+template <bool Stream, typename S, typename A>
+void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t first, int n, int64_t steps,
+                   int64_t neurons, const Constants<A>& k, const Saved& saved, const Scratch<A>& scratch, S* grad_w,
+                   S* grad_t) {
+    constexpr int lanes = spikemark::Lanes<A>::count;
+    const int64_t row_bytes = (neurons + 7) / 8;
+    int64_t left = saved.tiles[2 * piece + 1];
+    const S* slopes_w = static_cast<const S*>(saved.slopes) + saved.tiles[2 * piece];
+    const S* slopes_t = slopes_w + saved.capacity;
+    for (int64_t from = 0; from < left; from += kTile) {
+        for_vectors<A>(static_cast<int>(std::min<int64_t>(kTile, left - from)), [&](int i, int part, auto whole) {
+            constexpr bool Whole = decltype(whole)::value;
+            const Vector<A> w = weight_scale<A>(get<A, Whole>(slopes_w + from + i, part));
+            const Vector<A> s = time_scale<A>(get<A, Whole>(slopes_t + from + i, part));
+            spikemark::store<false>(scratch.w + from + i, w);
+            spikemark::store<false>(scratch.t + from + i, s);
+        });
+    }
+    Rows<S> rows(grad_out, sample, first, n);
+    Next<A> next[kTile / lanes] = {};
+    for (int64_t t = steps; t-- > 0;) {
+        uint8_t row[kRowBytes] = {};
+        std::memcpy(row, saved.bits + (sample * steps + t) * row_bytes + first / 8, (n + 7) / 8);
+        for (int i = 0; i < kTile / 8; i += 8) {
+            uint64_t eight;
+            std::memcpy(&eight, row + i, 8);
+            left -= __builtin_popcountll(eight);
+        }
+        const S* grad = rows.row(t);
+        const S* ahead = rows.ahead(t - 1, steps);
+        const int64_t at = (sample * steps + t) * neurons + first;
+        int64_t from = left;
+        for_vectors<A>(n, [&](int i, int part, auto whole) {
+            constexpr bool Whole = decltype(whole)::value;
+            if (ahead) __builtin_prefetch(ahead + i);
+            const uint32_t bits = bits_at<A>(row, i);
+            const Vector<A> scale_w = spread<A>(scratch.w + from, bits), scale_t = spread<A>(scratch.t + from, bits);
+            from += __builtin_popcount(bits);
+            Vector<A> w, s;
+            step_back(next[i / lanes], lane_mask<A>(bits), scale_w, scale_t, get<A, Whole>(grad + i, part), k, w, s);
+            put<Stream, Whole>(grad_w + at + i, w, part);
+            put<Stream, Whole>(grad_t + at + i, s, part);
+        });
+    }
+}
+
+template <typename Run> void maybe_streaming(bool stream, const Run& run) {
+    if (stream) run(std::true_type{});
+    else run(std::false_type{});
+}
+
+}  // namespace
+}  // namespace srm
+
+// Bytes of scratch that the calls below need for `threads` threads.
+SPIKEMARK_EXPORT int64_t srm_compact_scratch(int dtype, int64_t steps, int threads) {
+    return 2 * srm::scratch_room(steps) * threads * (dtype == srm::kFloat64 ? 8 : 4);
+}
+
+SPIKEMARK_EXPORT int64_t srm_compact_tiles(int64_t batch, int64_t neurons) {
+    return batch * ((neurons + srm::kTile - 1) / srm::kTile);
+}
+
+// Counts the spikes of every `every`-th tile: seen[0] spikes in seen[1] neuron-steps. Writes nothing else.
+SPIKEMARK_EXPORT int srm_compact_count(int dtype, const srm::Params* params, const void* current,
+                                       const int64_t* layout, int64_t batch, int64_t steps, int64_t neurons,
+                                       int threads, int64_t every, int64_t* seen) {
+    return !srm::dispatch(dtype, [&](auto* storage, auto state) {
+        using S = std::remove_pointer_t<decltype(storage)>;
+        using A = decltype(state);
+        constexpr int lanes = spikemark::Lanes<A>::count;
+        const srm::View view{current, layout};
+        const srm::Constants<A> k(*params);
+        const int64_t tiles = (neurons + srm::kTile - 1) / srm::kTile, pieces = (batch * tiles + every - 1) / every;
+        std::atomic<int64_t> spikes{0}, looked{0};
+        spikemark::parallel_for(pieces, threads, [&](int64_t nth) {
+            const int64_t piece = nth * every, first = piece % tiles * srm::kTile;
+            const int n = static_cast<int>(std::min<int64_t>(srm::kTile, neurons - first));
+            srm::Rows<S> rows(view, piece / tiles, first, n);
+            srm::Membrane<A> membrane[srm::kTile / lanes] = {};
+            int64_t count = 0;
+            for (int64_t t = 0; t < steps; ++t) {
+                const S* x = rows.row(t);
+                srm::for_vectors<A>(n, [&](int i, int part, auto whole) {
+                    const auto rise =
+                        srm::step(membrane[i / lanes], srm::get<A, decltype(whole)::value>(x + i, part), k);
+                    count += __builtin_popcount(spikemark::lane_bits<A>(rise.fired));
+                });
+            }
+            spikes.fetch_add(count);
+            looked.fetch_add(steps * n);
+        });
+        seen[0] = spikes.load();
+        seen[1] = looked.load();
+    });
+}
+
+// Forward into new `spikes` and a compact state. used[0]: pairs placed so far (in and out); used[1]: pairs that did
+// not fit (out). Tiles without room have tiles[2*i] = -1; with `missing` set only those are done (again).
+SPIKEMARK_EXPORT int srm_compact_forward(int dtype, const srm::Params* params, const void* current,
+                                         const int64_t* layout, int64_t batch, int64_t steps, int64_t neurons,
+                                         int threads, void* spikes, uint8_t* bits, int64_t* tiles, void* slopes,
+                                         int64_t capacity, void* scratch, int64_t* used, int missing) {
+    return !srm::dispatch(dtype, [&](auto* storage, auto state) {
+        using S = std::remove_pointer_t<decltype(storage)>;
+        using A = decltype(state);
+        const srm::View view{current, layout};
+        const srm::Constants<A> k(*params);
+        const srm::Saved saved{bits, tiles, slopes, capacity};
+        const int64_t bytes = batch * steps * neurons * static_cast<int64_t>(sizeof(S));
+        if (!missing) spikemark::advise_huge_pages(spikes, bytes);
+        std::atomic<int64_t> placed{used[0]}, without{0};
+        srm::maybe_streaming(srm::streams<S, A>(neurons, bytes), [&](auto stream) {
+            srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
+                                                                           int64_t first, int n) {
+                if (missing && tiles[2 * piece] >= 0) return;
+                const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);
+                const int64_t count = srm::forward_tile<decltype(stream)::value>(
+                    view, sample, first, n, steps, neurons, k, static_cast<S*>(spikes), saved, own);
+                if (!srm::place<S>(saved, piece, own, count, placed)) without.fetch_add(count);
+            });
+        });
+        used[0] = placed.load();
+        used[1] = without.load();
+    });
+}
+
+// The compact state of a dense one; `slopes` must have room for every spike. Returns 2 if it has not.
+SPIKEMARK_EXPORT int srm_compact_pack(int dtype, int64_t batch, int64_t steps, int64_t neurons, int threads,
+                                      const void* spikes, const void* delta_u, const void* delta_ut, uint8_t* bits,
+                                      int64_t* tiles, void* slopes, int64_t capacity, void* scratch) {
+    std::atomic<int64_t> placed{0};
+    std::atomic<bool> full{false};
+    const bool known = srm::dispatch(dtype, [&](auto* storage, auto state) {
+        using S = std::remove_pointer_t<decltype(storage)>;
+        using A = decltype(state);
+        const srm::Saved saved{bits, tiles, slopes, capacity};
+        srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
+                                                                       int64_t first, int n) {
+            const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);
+            const auto read = [&](int64_t t, int i, int part, auto whole) {
+                constexpr bool Whole = decltype(whole)::value;
+                const int64_t at = (sample * steps + t) * neurons + first + i;
+                const spikemark::Vector<A> zero = {};
+                return srm::Rise<A>{srm::get<A, Whole>(static_cast<const S*>(delta_u) + at, part),
+                                    srm::get<A, Whole>(static_cast<const S*>(delta_ut) + at, part),
+                                    srm::get<A, Whole>(static_cast<const S*>(spikes) + at, part) != zero};
+            };
+            const int64_t count = srm::encode_tile<A>(saved, sample, first, n, steps, neurons, own, read);
+            if (!srm::place<S>(saved, piece, own, count, placed)) full.store(true);
+        });
+    });
+    return !known ? 1 : full.load() ? 2 : 0;
+}
+
+SPIKEMARK_EXPORT int srm_compact_backward(int dtype, const srm::Params* params, const void* grad_out,
+                                          const int64_t* layout, int64_t batch, int64_t steps, int64_t neurons,
+                                          int threads, uint8_t* bits, int64_t* tiles, void* slopes, int64_t capacity,
+                                          void* scratch, void* grad_w, void* grad_t) {
+    return !srm::dispatch(dtype, [&](auto* storage, auto state) {
+        using S = std::remove_pointer_t<decltype(storage)>;
+        using A = decltype(state);
+        const srm::View view{grad_out, layout};
+        const srm::Constants<A> k(*params);
+        const srm::Saved saved{bits, tiles, slopes, capacity};
+        const int64_t bytes = batch * steps * neurons * static_cast<int64_t>(sizeof(S));
+        for (void* out : {grad_w, grad_t}) spikemark::advise_huge_pages(out, bytes);
+        srm::maybe_streaming(srm::streams<S, A>(neurons, 2 * bytes), [&](auto stream) {
+            srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
+                                                                           int64_t first, int n) {
+                const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);
+                srm::backward_tile<decltype(stream)::value>(view, piece, sample, first, n, steps, neurons, k, saved,
+                                                            own, static_cast<S*>(grad_w), static_cast<S*>(grad_t));
+            });
+        });
+    });
+}
