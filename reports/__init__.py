@@ -20,6 +20,6 @@ def load(*runs: str | Path) -> pd.DataFrame:
     Times in seconds, sizes in bytes, rates and ``roofline`` as fractions. Raises ``UsageError`` for a folder that is
     no run, or when no folder is given.
     """
-    from spikemark.reports.load import frame, read
+    from spikemark.reports.rows import frame, read
 
     return frame(read(list(runs)))

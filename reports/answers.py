@@ -8,7 +8,7 @@ from typing import Any
 from spikemark.harness.records import OK
 from spikemark.harness.statistics import geometric_mean
 from spikemark.reports import words
-from spikemark.reports.load import Report, Row
+from spikemark.reports.rows import Report, Row
 
 CLEAR, TIE, NOISE, ALONE, UNCHECKED = "clear", "tie", "within noise", "no rival", "clear, noise unchecked"
 NO_WINNER = "nothing to choose"
@@ -51,7 +51,8 @@ def answers(report: Report) -> list[Answer]:
     """One answer a comparison, in journal order."""
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in report.rows:
-        grouped.setdefault((row["run_index"], row["environment"], row["group"]), []).append(row)
+        key = (row["run_index"], row["environment"], row["group"], row["variant"])
+        grouped.setdefault(key, []).append(row)
     return [_answer(rows, smallest_difference(report.runs[key[0]].meta)) for key, rows in grouped.items()]
 
 

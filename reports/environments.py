@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spikemark.reports.load import Report
+    from spikemark.reports.rows import Report
 
 VOLATILE = ("load", "temperature", "clock", "clocks", "free_bytes", "uptime")
 """Last parts of field names that change from minute to minute and say nothing about comparability."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import shlex
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from spikemark.harness.records import OK
 from spikemark.harness.runfolder import StorageError
 from spikemark.reports import answers, environments, table_data, words
 from spikemark.reports.answers import Answer, Section
-from spikemark.reports.load import Report, Row, read
+from spikemark.reports.rows import Report, Row, read
 from spikemark.reports.warnings import warnings
 
 ASSETS = Path(__file__).parent / "assets"
@@ -35,9 +36,15 @@ def write(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
 
     Returns the file. Raises ``UsageError`` for a folder that is no run and ``StorageError`` where it cannot be written.
     """
-    report = read(list(runs))
-    path = report.runs[0].path / "report.html" if out is None else Path(out)
-    save(path, page(report))
+    collecting = gc.isenabled()
+    gc.disable()  # everything read is kept until the page is written: looking for garbage costs a quarter of the time
+    try:
+        report = read(list(runs))
+        path = report.runs[0].path / "report.html" if out is None else Path(out)
+        save(path, page(report))
+    finally:
+        if collecting:
+            gc.enable()
     return path
 
 
@@ -52,17 +59,18 @@ def save(path: Path, text: str) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def page(report: Report) -> str:
-    """The whole page as text."""
+def page(report: Report, devices: tuple[str, str] | None = None) -> str:
+    """The whole page as text. ``devices`` names the two devices whose times are divided."""
     from spikemark import __version__
     from spikemark.reports import figures
+    from spikemark.reports.figures import heat
     from spikemark.reports.figures.canvas import StyleSheet
 
     found = answers.answers(report)
     several = len({(r["run_index"], r["environment"]) for r in report.rows}) > 1
     sections = answers.sections(report, found, lambda i, key: environments.title(report, i, key) if several else "")
     sections = [s for s in sections if any(a.winner for a in s.answers)]
-    drawn, left = figures.choose(figures.pictures(report, found))
+    drawn, left = figures.choose(figures.pictures(report, found, devices))
     styles = figures.looks(r["implementation"] for r in report.rows)
     keys = {name: f"k{i}" for i, name in enumerate(styles)}
     sheet = StyleSheet()
@@ -96,7 +104,7 @@ def page(report: Report) -> str:
         sections=[_section(s, keys, opened or i == 0) for i, s in enumerate(sections)],
         nothing=_nothing(report),
         picture_groups=groups,
-        pictures_note=_left_out(left),
+        pictures_note=" ".join([_left_out(left), *heat.refused_pairs(report)]).strip(),
         failed=_failures(report)[:MOST_FAILURES],
         failed_more=_more(len(_failures(report)) - MOST_FAILURES, "kind of failure", "kinds of failure"),
         runs=[_run(report, i) for i in range(len(report.runs))],

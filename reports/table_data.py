@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from spikemark.harness.records import Record
 from spikemark.reports import environments, words
-from spikemark.reports.load import Report, Row
+from spikemark.reports.rows import Report, Row
 
 CHUNK = 200
-MOST_SAMPLES = 2_000_000
-"""Above this many samples warm and call samples are left to the journal; cold samples are always there."""
+MOST_SAMPLES = 300_000
+SAMPLES_PER_CASE = 100
+"""Samples on the page: at most ``MOST_SAMPLES``, or so many a case if that is more. Above it each pass's list is
+thinned evenly by rank and says so; medians and intervals always come from all samples."""
 
 
 def _time(row: Row) -> tuple[str, str]:
@@ -132,15 +136,12 @@ def dumps(value: Any) -> str:
 
 def chunks(report: Report) -> list[str]:
     """Details of the rows, ``CHUNK`` rows each: JSON, deflated (zlib), base64."""
-    total = sum(
-        len(r.samples) + len(r.warm_samples) + len(r.call_samples) for row in report.rows for r in row["records"]
-    )
-    every = total <= MOST_SAMPLES
+    most = _longest_list(report)
     index = {key: i for i, key in enumerate(environments.named(report))}
     out = []
     for start in range(0, len(report.rows), CHUNK):
         rows = [
-            _detail(row, index.get((row["run_index"], row["environment"])), every)
+            _detail(row, index.get((row["run_index"], row["environment"])), most)
             for row in report.rows[start : start + CHUNK]
         ]
         packed = zlib.compress(dumps(rows).encode(), 6)
@@ -148,32 +149,61 @@ def chunks(report: Report) -> list[str]:
     return out
 
 
-def _detail(row: Row, environment: int | None, every: bool) -> dict[str, Any]:
+def _detail(row: Row, environment: int | None, most: int) -> dict[str, Any]:
     return {
         "command": words.clean(row["command"]),
         "reason": words.clean(row["reason"] or ""),
         "environment": environment,
-        "samples": _samples(row, every),
+        "samples": _samples(row, most),
         "facts": [[title, pairs] for title, pairs in _facts(row) if pairs],
     }
 
 
-def _samples(row: Row, every: bool) -> dict[str, Any]:
-    kinds = {"cold": "samples", "warm": "warm_samples", "whole call": "call_samples"} if every else {"cold": "samples"}
-    known = [v for r in row["records"] for v in r.samples if words.number(v) is not None]
-    if not known:
+_SAMPLE_KINDS = (("cold", "samples"), ("warm", "warm_samples"), ("whole call", "call_samples"))
+
+
+def _longest_list(report: Report) -> int:
+    """How many samples of one kind and pass may be shown so that all lists together keep within the page's limit."""
+    lengths = [
+        len(values)
+        for row in report.rows
+        for r in row["records"]
+        for _, n in _SAMPLE_KINDS
+        if (values := getattr(r, n))
+    ]
+    limit = max(MOST_SAMPLES, SAMPLES_PER_CASE * len(report.rows))
+    most = max(lengths, default=0)
+    while most > 10 and sum(min(n, most) for n in lengths) > limit:
+        most = most * 9 // 10
+    return most
+
+
+def _samples(row: Row, most: int) -> dict[str, Any]:
+    """Samples by kind and pass as whole numbers of ``1/per`` units: [pass, samples taken, those shown]."""
+    values = {
+        (title, r.pass_index): array
+        for title, name in _SAMPLE_KINDS
+        for r in row["records"]
+        if (array := _finite(getattr(r, name))).size
+    }
+    if not values:
         return {}
-    scale, unit = words.time_unit(sorted(known)[len(known) // 2])
-    found = {}
-    for title, name in kinds.items():
-        passes = [[r.pass_index, _rounded(getattr(r, name), scale)] for r in row["records"] if getattr(r, name)]
-        if passes:
-            found[title] = passes
-    return {"unit": unit, "kinds": found}
+    middle = float(np.median(next(iter(values.values()))))
+    scale, unit = words.time_unit(middle)
+    digits = 4 - math.floor(math.log10(middle * scale)) if middle > 0 else 4
+    factor = scale * 10.0**digits
+    kinds: dict[str, list[list[Any]]] = {}
+    for (title, index), array in values.items():
+        shown = array
+        if array.size > most:
+            shown = np.sort(array)[np.linspace(0, array.size - 1, most).round().astype(int)]
+        kinds.setdefault(title, []).append([index, array.size, np.rint(shown * factor).astype(np.int64).tolist()])
+    return {"unit": unit, "per": 10.0**digits, "kinds": kinds}
 
 
-def _rounded(values: Iterable[float], scale: float) -> list[float | None]:
-    return [float(f"{v * scale:.5g}") if words.number(v) is not None else None for v in values]
+def _finite(samples: list[float]) -> Any:
+    array = np.asarray(samples, dtype=float)
+    return array[np.isfinite(array)]
 
 
 def _facts(row: Row) -> list[tuple[str, list[list[str]]]]:
@@ -188,7 +218,7 @@ def _facts(row: Row) -> list[tuple[str, list[list[str]]]]:
     ):
         if row[name] is not None:
             time.append([title, words.seconds(row[name])])
-    time.append(["passes, samples", f"{row['passes']}, {row['samples']}"])
+    time.append(["passes, samples", f"{row['passes']}, {row['samples']:,}"])
     if last.stop:
         time.append(["sampling ended", "interval narrow enough" if last.stop == "narrow" else words.clean(last.stop)])
     ledger = {k: max((r.memory[k] for r in row["records"] if k in r.memory), key=_size_order) for k in last.memory}

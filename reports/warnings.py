@@ -7,7 +7,7 @@ from typing import Any
 
 from spikemark.harness import records
 from spikemark.reports import answers, environments, words
-from spikemark.reports.load import Report, Row
+from spikemark.reports.rows import Report, Row
 
 
 @dataclass(frozen=True)

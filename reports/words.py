@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import unicodedata
@@ -88,6 +89,7 @@ def time_unit(value: float) -> tuple[float, str]:
     return _unit(value, _TIME_UNITS)
 
 
+@functools.lru_cache(maxsize=4096)
 def size(value: Any) -> str:
     """A number of bytes, decimal units, three digits: "315 MB"."""
     words = _not_finite(value)

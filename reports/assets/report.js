@@ -152,7 +152,7 @@
       if (text !== undefined) node.textContent = text;
       return node;
     };
-    const rows = Object.entries(samples.kinds).flatMap(([kind, passes]) => passes.map(([p, v]) => [`${kind}, pass ${p + 1}`, v.filter((x) => x !== null)]));
+    const rows = Object.entries(samples.kinds).flatMap(([kind, passes]) => passes.map(([p, taken, v]) => [`${kind}, pass ${p + 1}`, v.map((n) => n / samples.per), taken]));
     const all = rows.flatMap((r) => r[1]);
     if (!all.length) return box;
     const low = Math.min(...all), high = Math.max(...all), span = high - low || 1, W = 640, L = 130, R = 20, H = 18;
@@ -167,8 +167,11 @@
     });
     const y = rows.length * H + 18;
     root.append(svg("text", { x: L, y }, `${+low.toPrecision(4)} ${samples.unit}`), svg("text", { x: W - R, y, "text-anchor": "end" }, `${+high.toPrecision(4)} ${samples.unit}`));
-    const list = make("details", {}, make("summary", {}, `All samples in ${samples.unit}`));
-    for (const [title, values] of rows) list.append(make("p", {}, make("b", {}, title + ": "), values.join(", ")));
+    const list = make("details", {}, make("summary", {}, `Samples in ${samples.unit}`));
+    for (const [title, values, taken] of rows) {
+      const thinned = values.length < taken ? ` (${values.length} of ${taken}, evenly by rank; all are in cases.jsonl)` : "";
+      list.append(make("p", {}, make("b", {}, title + thinned + ": "), values.join(", ")));
+    }
     box.append(root, list);
     return box;
   }

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from spikemark.reports import environments
 from spikemark.reports.answers import Answer
-from spikemark.reports.figures import bars
+from spikemark.reports.figures import bars, charts, heat, strips
 from spikemark.reports.figures.palette import Look, looks
 from spikemark.reports.figures.picture import Picture
-from spikemark.reports.load import Report
+from spikemark.reports.rows import Report
 
 __all__ = ["Look", "Picture", "choose", "looks", "pictures"]
 
@@ -19,8 +19,11 @@ _KINDS = ("speed", "memory", "heat", "pareto", "sweep", "rate", "roofline", "dev
 """What is drawn first when not everything is."""
 
 
-def pictures(report: Report, found: list[Answer]) -> list[Picture]:
-    """Every picture, not yet drawn, by operator and environment: different environments never share one."""
+def pictures(report: Report, found: list[Answer], devices: tuple[str, str] | None = None) -> list[Picture]:
+    """Every picture, not yet drawn, by operator and environment: different environments never share one.
+
+    ``devices`` names the two devices whose times are divided; otherwise the first pairs that may be compared.
+    """
     styles = looks(row["implementation"] for row in report.rows)
     groups: dict[tuple[int, str, str], list[Answer]] = {}
     for answer in found:
@@ -31,11 +34,19 @@ def pictures(report: Report, found: list[Answer]) -> list[Picture]:
     for (run_index, environment, operator), answers in groups.items():
         where = f" · {environments.title(report, run_index, environment)}" if several else ""
         out += _of_operator(f"{operator}{where}", answers, styles)
-    return out
+    for place in dict.fromkeys(key[:2] for key in groups):
+        rows = [row for row in report.rows if (row["run_index"], row["environment"]) == place]
+        where = f" · {environments.title(report, *place)}" if several else ""
+        out += strips.roofline(f"All operators{where}", rows, styles)
+    return out + list(heat.device_pictures(report, devices))
 
 
 def _of_operator(section: str, answers: list[Answer], styles: dict[str, Look]) -> Iterable[Picture]:
     yield from bars.pictures(section, answers, styles)
+    yield from heat.pictures(section, answers)
+    yield from charts.pareto(section, answers, styles)
+    yield from charts.sweeps(section, answers, styles)
+    yield from strips.samples(section, answers, styles)
 
 
 def choose(every: list[Picture], most: int = MOST) -> tuple[list[Picture], list[Picture]]:

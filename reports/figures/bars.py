@@ -10,7 +10,7 @@ from spikemark.reports.answers import Answer, size_words, timed, varying
 from spikemark.reports.figures.canvas import GRID, INK, MUTED, Canvas
 from spikemark.reports.figures.palette import Look
 from spikemark.reports.figures.picture import Picture
-from spikemark.reports.load import Row
+from spikemark.reports.rows import Row
 
 MOST_BARS = 32
 """Bars in one picture: what fits a printed page and is read in one look."""
@@ -43,7 +43,7 @@ def speed_bars(rows: list[Row]) -> list[Bar]:
         low, high = (words.number(row[name]) for name in ("ci_low_s", "ci_high_s"))
         label = words.seconds(row["median_s"], low, high)
         if words.number(row["speedup"]) is not None and not row["baseline"]:
-            label += f"  {words.factor(row['speedup'], row['speedup_low'], row['speedup_high'])}"
+            label += f" · {words.factor(row['speedup'], row['speedup_low'], row['speedup_high'])}"
         value = row["median_s"]
         bounds = (value if low is None else low, value if high is None else high)
         out.append(Bar(row["implementation"], value, *bounds, label))
@@ -65,9 +65,21 @@ def memory_bars(rows: list[Row]) -> list[Bar]:
 
 
 def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterable[Picture]:
-    """The speed and the memory picture of one operator in one environment."""
+    """The speed and the memory picture of one operator in one environment; one a phase if they do not fit into one."""
+    if sum(timed(r) for a in found for r in a.rows) > MOST_BARS:
+        phases: dict[str, list[Answer]] = {}
+        for answer in found:
+            phases.setdefault(answer.first["phase"], []).append(answer)
+        if len(phases) > 1:
+            for members in phases.values():
+                yield from pictures(section, members, looks)
+            return
+    if not found:
+        return
     names = varying([row for a in found for row in a.rows])
     operator = words.short(found[0].first["operator"])
+    if len({a.first["phase"] for a in found}) == 1:
+        operator += f" {words.short(found[0].first['phase'])}"
     kinds: list[tuple[str, str, str, Callable[[list[Row]], list[Bar]]]] = [
         ("speed", "time", "Length: median time as a share of the slowest in its group; shorter is better. "
          "Whisker: 95 % interval. Right: time and speed-up over the baseline.", speed_bars),
@@ -76,15 +88,13 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
          memory_bars),
     ]  # fmt: skip
     for kind, noun, note, bars_of in kinds:
-        groups = [(comparison_name(a, names), bars) for a in found if (bars := bars_of(a.rows))]
-        if not groups:
+        shown: list[tuple[str, list[Bar]]] = []
+        chosen, missing = spread(found, MOST_BARS)
+        for answer in chosen:
+            if bars := bars_of(answer.rows):
+                shown.append((comparison_name(answer, names), bars))
+        if not shown:
             continue
-        shown, used = [], 0
-        for group in groups:
-            if shown and used + len(group[1]) > MOST_BARS:
-                continue
-            shown.append(group)
-            used += len(group[1])
         header = ["comparison", "implementation", noun, "low", "high"]
         write = words.seconds if kind == "speed" else words.size
         table = [
@@ -92,10 +102,9 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
             for title, bars in shown
             for b in bars
         ]
-        missing = len(groups) - len(shown)
         yield Picture(
             kind,
-            f"{kind}-{operator}",
+            f"{kind}-{operator}".replace(" ", "-"),
             section,
             f"{operator}: {noun}",
             _alt(operator, noun, shown),
@@ -105,6 +114,26 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
             note,
             f"{words.count(missing, 'more comparison')} of this operator in the table below" if missing else "",
         )
+
+
+def spread(found: list[Answer], most: int) -> tuple[list[Answer], int]:
+    """Comparisons with at most ``most`` timed rows together, in their order, and how many are left out.
+
+    Each workload is visited before any is visited twice, its slowest comparison first: those decide a training's time.
+    """
+    usable = {id(a): max(r["median_s"] for r in a.rows if timed(r)) for a in found if any(map(timed, a.rows))}
+    queues: dict[str, list[Answer]] = {}
+    for answer in sorted((a for a in found if id(a) in usable), key=lambda a: -usable[id(a)]):
+        queues.setdefault(answer.first["workload"], []).append(answer)
+    kept: set[int] = set()
+    room = most
+    for turn in range(max(map(len, queues.values()), default=0)):
+        for queue in queues.values():
+            size = sum(map(timed, queue[turn].rows)) if turn < len(queue) else 0
+            if size and (size <= room or not kept):
+                kept.add(id(queue[turn]))
+                room -= size
+    return [a for a in found if id(a) in kept], len(usable) - len(kept)
 
 
 def _alt(operator: str, noun: str, groups: list[tuple[str, list[Bar]]]) -> str:
@@ -120,12 +149,13 @@ def draw(groups: list[tuple[str, list[Bar]]], looks: dict[str, Look]) -> Canvas:
     canvas = Canvas(WIDTH, height)
     span = WIDTH - GUTTER - LABELS
     y, boxes, colors, whiskers, marks = 2.0, [], [], [], []
-    canvas.lines([(GUTTER + span, 2, GUTTER + span, height - 2)], GRID, 0.7)
+    edges = []
     for title, bars in groups:
         canvas.text(2, y + HEADER / 2, title, 8.5, MUTED)
         y += HEADER
+        edges.append((y, y + BAR * len(bars)))
         longest = max(b.value for b in bars)
-        full = min(max(b.high for b in bars), 1.25 * longest) or 1.0
+        full = max(min(max(b.high for b in bars), 1.25 * longest), *(b.mark or 0.0 for b in bars)) or 1.0
         for bar in bars:
             middle = y + BAR / 2
             canvas.text(GUTTER - 5, middle, words.short(bar.name, 18), 8.5, ha="right")
@@ -136,15 +166,16 @@ def draw(groups: list[tuple[str, list[Bar]]], looks: dict[str, Look]) -> Canvas:
                     (GUTTER + span * bar.low / full, middle, GUTTER + span * min(bar.high / full, 1), middle)
                 )
             if bar.mark is not None:
-                marks.append((GUTTER + span * min(bar.mark / full, 1), middle))
+                marks.append((GUTTER + span * bar.mark / full, middle))
             canvas.text(GUTTER + span + 5, middle, bar.label, 8.5)
             y += BAR
         y += 5
+    canvas.lines([(GUTTER + span, top, GUTTER + span, bottom) for top, bottom in edges], GRID, 0.7)
     canvas.bars(boxes, colors)
     canvas.lines(whiskers, INK, 1.3)
     caps = [(x, m - 2.5, x, m + 2.5) for x0, m, x1, _ in whiskers for x in (x0, x1)]
     canvas.lines(caps, INK, 1.3)
     if marks:
         canvas.curve([m[0] for m in marks], [m[1] for m in marks], "#ffffff", "D", linestyle="none", markersize=4.5)
-    canvas.lines([(GUTTER, 2, GUTTER, height - 2)], INK, 0.8)
+    canvas.lines([(GUTTER, top, GUTTER, bottom) for top, bottom in edges], INK, 0.8)
     return canvas

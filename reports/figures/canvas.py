@@ -26,7 +26,6 @@ _THEME = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: 
 _SETTINGS = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
-    "text.parse_math": False,
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "hatch.linewidth": 0.6,
@@ -48,8 +47,8 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, size: float = 9, color: str = INK, **more: Any) -> None:
         """Text at (x, y); ``ha``, ``va``, ``weight``, ``rotation`` as in matplotlib."""
-        with mpl.rc_context(_SETTINGS):
-            self.axes.text(x, y, words.clean(text), fontsize=size, color=color, **({"va": "center"} | more))
+        style = {"va": "center", "parse_math": False} | more
+        self.axes.text(x, y, words.clean(text), fontsize=size, color=color, **style)
 
     def bars(self, boxes: Sequence[tuple[float, float, float, float]], colors: Sequence[str], **more: Any) -> None:
         """Boxes (x, y, width, height), each in its colour with a thin ink outline."""
@@ -69,8 +68,15 @@ class Canvas:
         style = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": INK, "markeredgewidth": 0.5} | more
         self.axes.plot(xs, ys, color=color, marker=marker, scalex=False, scaley=False, **style)
 
-    def save(self, path: Path) -> None:
-        """Write the picture alone, in light colours, as the suffix says (.svg, .pdf, .png)."""
+    def characters(self) -> set[str]:
+        """All characters that the picture's texts use."""
+        return set("".join(text.get_text() for text in self.axes.texts))
+
+    def save(self, path: Path, font: Path | None = None) -> None:
+        """Write the picture alone, in light colours, as the suffix says (.svg, .pdf, .png), with ``font`` if given."""
+        if font is not None:
+            for text in self.axes.texts:
+                text.get_fontproperties().set_file(font)
         with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
             metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
@@ -129,8 +135,8 @@ def _inline(text: str, sheet: StyleSheet, prefix: str, width: float, height: flo
 class Scale:
     """Maps values to points along one direction, linearly or by logarithm, and knows good places for ticks."""
 
-    def __init__(self, values: Iterable[float], start: float, end: float, *, log: bool, zero: bool = False) -> None:
-        """``values`` are what must be visible; ``zero`` puts 0 at the start of a linear scale."""
+    def __init__(self, values: Iterable[float], start: float, end: float, *, log: bool) -> None:
+        """``values`` are what must be visible."""
         known = list(values)
         self.start, self.end, self.log = start, end, log
         low, high = min(known), max(known)
@@ -138,8 +144,8 @@ class Scale:
             room = max((high / low) ** 0.06, 1.12)
             low, high = low / room, high * room
         else:
-            low = 0.0 if zero else low - 0.06 * (high - low or abs(high) or 1.0)
-            high = high + 0.06 * (high - low or abs(high) or 1.0)
+            room = 0.06 * (high - low or abs(high) or 1.0)
+            low, high = low - room, high + room
         self.low, self.high = low, high
 
     def __call__(self, value: float) -> float:

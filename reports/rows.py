@@ -76,15 +76,16 @@ def _labels(names: list[str]) -> list[str]:
 
 
 def _rows(run: Run, index: int, label: str) -> list[Row]:
-    records: dict[str, list[Record]] = {}
+    records: dict[tuple[str, str], list[Record]] = {}
     for record in run.records:
-        records.setdefault(record.case.key, []).append(record)
+        variant = str(record.details.get("variant") or "")
+        records.setdefault((record.case.key, variant), []).append(record)
     names = baselines([run])
     extra = _carried_options(run.meta["arguments"])
     rows = []
     for summary in summarise(run):
         row: Row = dict(summary)
-        of_case = records[row["key"]]
+        of_case = records[row["key"], row["variant"]]
         case = of_case[0].case
         row |= {
             "run": label,
@@ -137,12 +138,22 @@ def frame(report: Report) -> pd.DataFrame:
     rows = []
     for row in report.rows:
         flat = {k: v for k, v in row.items() if k not in _NOT_IN_FRAME}
-        flat["flags"] = " ".join(row.get("flags") or [])
+        flat["flags"] = " ".join(row["flags"])
         described = environments.flatten(report.environment(row))
-        rows.append(flat | {f"environment.{k}": v for k, v in described.items()})
+        flat |= {f"environment.{k}": _scalar(v) for k, v in described.items()}
+        rows.append({_encodable(k): _encodable(v) for k, v in flat.items()})
     rest = list(dict.fromkeys(k for row in rows for k in row if k not in first))
     table = pd.DataFrame(rows, columns=[*first, *rest])
     numbers = [c for c in COLUMNS if c.endswith(("_s", "_bytes")) or c.startswith("speedup")]
     for name in [*numbers, "roofline", "spike_rate", "max_error", "ambiguous", "samples"]:
         table[name] = pd.to_numeric(table[name])
     return table
+
+
+def _scalar(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else environments.value_text(value)
+
+
+def _encodable(value: Any) -> Any:
+    """Text without lone surrogates, which no file format can hold; anything else as it is."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
