@@ -31,6 +31,7 @@ def pytest_arguments(plan_path: str, events_fd: str, *more: str) -> list[str]:
         *("-p", "no:cacheprovider"),
         *("-p", "pytest_benchmark.plugin"),
         *("-q", "-s", "--tb=no", "--no-header", "--benchmark-quiet"),
+        f"--benchmark-storage=file://{Path(plan_path).resolve().parent / 'benchmarks'}",  # not in the person's folder
         f"--spikemark-plan={plan_path}",
         f"--spikemark-events={events_fd}",
         *more,
