@@ -40,7 +40,7 @@ def _name_this_package() -> None:
 if __name__ == "__main__":
     _name_this_package()
 
-from spikemark.commands.arguments import Parser, add_selection, natural, seconds  # noqa: E402
+from spikemark.commands.arguments import Parser, add_selection, natural, seconds, whole  # noqa: E402
 from spikemark.harness.errors import NothingMeasured, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -79,8 +79,14 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; default: report.html in the first RUN")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder; several are put side by side")
+    where = "where to write; default: report.html in the first RUN, text to standard output"
+    parser.add_argument("-o", "--output", metavar="FILE", help=where)
+    forms = ("html", "markdown", "csv", "parquet", "latex")
+    parser.add_argument("--format", metavar="FORMAT", choices=forms, default="html", help=", ".join(forms))
+    parser.add_argument("--figures", metavar="DIR", help="write each figure there as well, as SVG and PDF")
+    ratio = "the two devices whose times are divided"
+    parser.add_argument("--devices", metavar=("A", "B"), nargs=2, help=ratio)
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +107,18 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     _time_limit(parser)
 
 
+def _selftest(parser: argparse.ArgumentParser) -> None:
+    pairs = "comparisons of each injected slowdown, none included; default: 20, some minutes"
+    parser.add_argument("--pairs", metavar="N", type=natural, default=20, help=pairs)
+    parser.add_argument(
+        "--passes", metavar="N", type=natural, help="pairs of processes; default: as `compare --measure`"
+    )
+    parser.add_argument("--seed", metavar="N", type=whole, default=0, help="of the order; default: 0")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    keep = "keep the result there as selftest.json; in a run folder the report then shows it"
+    parser.add_argument("--out", metavar="DIR", help=keep)
+
+
 def _env(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", dest="devices", metavar="DEVICE", action="append", default=[])
     parser.add_argument("--json", action="store_true", help="as run.json has it")
@@ -113,6 +131,7 @@ COMMANDS = {
     "run": ("verify, then measure, then write a report", _run, "run"),
     "report": ("write the report of one or several runs", _report, "report"),
     "compare": ("what became slower or faster between two runs, or two versions of the code", _compare, "compare"),
+    "selftest": ("how often identical code is called slower here, and what is found", _selftest, "selftest"),
     "env": ("what of this machine matters for a number", _env, "env"),
 }
 

@@ -1,15 +1,15 @@
-"""``spikemark report``: the page of one or several runs. Torch-free."""
+"""``spikemark report``: the page, tables or figures of one or several runs. Torch-free."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print where it is."""
-    from spikemark.reports import html
+    """Write the report and print where it is; text goes to standard output itself."""
+    from spikemark.reports import cli
 
-    written = html.write([Path(p) for p in arguments.runs], Path(arguments.output) if arguments.output else None)
-    print(written)
+    written = cli.report(arguments.runs, arguments.output, arguments.format, arguments.figures, arguments.devices)
+    for path in written:
+        print(path)
     return 0
