@@ -7,13 +7,13 @@ from spikemark.kernels.types import Problem
 from torch import Tensor
 
 
-def random_spikes(shape: tuple[int, ...], rate: float, dtype: torch.dtype, device: str, seed: int) -> Tensor:
-    """Independent 0/1 spikes of ``shape``, each 1 with probability ``rate`` (0..1; the two ends are exact)."""
+def random_spikes(shape: tuple[int, ...], rate: float, device: str, seed: int) -> Tensor:
+    """Independent spikes (bool) of ``shape``, each true with probability ``rate`` (0..1; the two ends are exact)."""
     if not 0 <= rate <= 1:
         raise ValueError(f"spike_rate must lie in 0..1, got {rate!r}")
     generator = torch.Generator(device=device).manual_seed(seed)
     # rand is in [0, 1): `< rate` never fires at 0 and always at 1.
-    return (torch.rand(shape, generator=generator, device=device) < rate).to(dtype)
+    return torch.rand(shape, generator=generator, device=device) < rate
 
 
 def input_spikes(problem: Problem, dtype: torch.dtype, device: str, seed: int) -> tuple[Tensor, float]:
@@ -24,7 +24,7 @@ def input_spikes(problem: Problem, dtype: torch.dtype, device: str, seed: int) -
     """
     shape = (problem.batch, problem.time_steps, *problem.in_shape)
     if problem.recording is None:
-        spikes = random_spikes(shape, problem.spike_rate, dtype, device, seed)
+        spikes = random_spikes(shape, problem.spike_rate, device, seed)
     else:
         from spikemark.kernels import recording
 
@@ -32,6 +32,6 @@ def input_spikes(problem: Problem, dtype: torch.dtype, device: str, seed: int) -
         if tuple(loaded.shape) != shape:
             path, got = problem.recording.path, list(loaded.shape)
             raise ValueError(f"spike file {path} has shape {got}, but the problem asks for {list(shape)}")
-        spikes = loaded.to(device, dtype)
+        spikes = loaded.to(device)
     ones = int(torch.count_nonzero(spikes))
-    return spikes, ones / spikes.numel() if spikes.numel() else 0.0
+    return spikes.to(dtype), ones / spikes.numel() if spikes.numel() else 0.0
