@@ -24,6 +24,7 @@ WorkerCommand = Callable[[Path, int], list[str]]
 
 LOG_LIMIT_BYTES = 16 * 2**20
 EVENT_LIMIT_BYTES = 512 * 2**20
+_FAULT = re.compile(r"(?:Fatal Python error|terminate called|what\(\):).*")  # wherever in its line: dots may precede
 LAUNCH = Path(__file__).with_name("launch.py")
 
 
@@ -196,9 +197,12 @@ def one_line(text: str, limit: int = 300) -> str:
 
 def telling_line(text: str) -> str:
     """Of a process's last output: the line that names the fault, else the last few lines, if they are readable."""
-    lines = [line for line in text.splitlines() if line.strip() and _readable(line)]
-    faults = [line for line in lines if "what():" in line or line.startswith(("Fatal Python", "terminate called"))]
-    return one_line("; ".join(faults[-2:] if faults else lines[-3:]))
+    faults = [found.group() for found in _FAULT.finditer(text) if _readable(found.group())]
+    if faults:
+        return one_line("; ".join(faults[-2:]))
+    # A line without a word is a test runner's row of dots.
+    lines = [line for line in text.splitlines() if re.search(r"[^\W\d_]{3}", line) and _readable(line)]
+    return one_line("; ".join(lines[-3:]))
 
 
 def _readable(line: str) -> bool:

@@ -137,6 +137,9 @@ class Session:
             return Ready(dict(event["environment"]))
         if kind == "calibration":
             return Calibration({k: v for k, v in event.items() if k not in ("event", "kind")})
+        if kind == "start" and self._running is not None:
+            self._kill(CRASHED, "its process went on to the next case without a result")
+            return None
         if kind == "start":
             self.worker.mark()
             self._allow(self.options.case_timeout_s)

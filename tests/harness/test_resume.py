@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,13 @@ def _sibling(name: str) -> ModuleType:
 
 supervised = _sibling("test_supervisor")
 case, measure = supervised.case, supervised.measure
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of others on this machine are not seen: whether rows are flagged is part of what is tested."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
 
 RUNNER = """
 import sys; sys.path.insert(0, sys.argv[1])

@@ -46,6 +46,12 @@ def rows(out: Path) -> dict[str, Record]:
     return {r.case.implementation: r for r in RunFolder.load(out).records}
 
 
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of others on this machine are not seen: whether rows are flagged is part of what is tested."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 DEATHS = {
     "segfault": "killed by SIGSEGV",
     "aborts": "killed by SIGABRT (Aborted) in stage measure: Fatal Python error: made up in kernel.py",
@@ -54,6 +60,7 @@ DEATHS = {
     "binary_death": "exit code 4 in stage measure",
     "leaves_child": "exit code 5",
     "hangs_up": "closed its event channel",
+    "skips": "",
     "foreign_record": "sent an event that cannot be understood",
 }
 
@@ -192,8 +199,7 @@ def test_variants_are_interleaved_pass_by_pass(tmp_path: Path, monkeypatch: pyte
         RunOptions(out=tmp_path, variants=(Variant("x"), Variant("x")))
 
 
-def test_another_run_on_the_device_is_flagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_another_run_on_the_device_is_flagged(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from spikemark.harness.locks import DeviceLock\n"
         "lock = DeviceLock('cpu:1', pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()\n"
@@ -264,6 +270,9 @@ def test_reasons_are_one_inert_line_without_paths() -> None:
     text = "noise\nterminate called after throwing an instance of 'std::runtime_error'\n  what():  no\nCore dumped\n"
     assert telling_line(text) == "terminate called after throwing an instance of 'std::runtime_error'; what(): no"
     assert telling_line("\x00\x01\x02\n") == ""
+    assert telling_line("..F\n..s [ 50%]") == "", "a test runner's dots say nothing"
+    assert telling_line(".FFatal Python error: Aborted\n\nCurrent thread 0x1:\n") == "Fatal Python error: Aborted"
+    assert telling_line("a\nImportError: no module\n") == "ImportError: no module"
 
 
 class _Terminal:
