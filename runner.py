@@ -119,6 +119,12 @@ def _selftest(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help=keep)
 
 
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    which = "such as sm_90; repeatable; default: every supported one"
+    parser.add_argument("--arch", dest="architectures", metavar="ARCH", action="append", default=[], help=which)
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
 def _env(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", dest="devices", metavar="DEVICE", action="append", default=[])
     parser.add_argument("--json", action="store_true", help="as run.json has it")
@@ -132,6 +138,7 @@ COMMANDS = {
     "report": ("write the report of one or several runs", _report, "report"),
     "compare": ("what became slower or faster between two runs, or two versions of the code", _compare, "compare"),
     "selftest": ("how often identical code is called slower here, and what is found", _selftest, "selftest"),
+    "inspect": ("registers, spills and occupancy of the CUDA kernels; needs no GPU", _inspect, "inspect"),
     "env": ("what of this machine matters for a number", _env, "env"),
 }
 

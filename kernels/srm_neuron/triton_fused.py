@@ -67,9 +67,12 @@ class TritonFused:
         self.ran = f"triton {direction} {str(first.dtype).removeprefix('torch.')}"
         wide = tl.float64 if state_dtype(first.dtype) == torch.float64 else tl.float32
         sizes = (neurons, first.shape[1], neurons // first.shape[0])
+        # Roundings like the other kernels': multiply-adds are not fused (Triton's own default differs by version).
+        options = {} if interpreted() else {"enable_fp_fusion": False}
         guard = contextlib.nullcontext() if interpreted() else torch.cuda.device(first.device)
         with guard:
-            kernel[(launch.blocks_for(neurons, BLOCK),)](*tensors, *sizes, **constants, STATE=wide, BLOCK=BLOCK)
+            grid = (launch.blocks_for(neurons, BLOCK),)
+            kernel[grid](*tensors, *sizes, **constants, STATE=wide, BLOCK=BLOCK, **options)
 
     def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int:
         """As ``cupy_raw``: the same tensors, each once."""
