@@ -17,7 +17,7 @@ COMPUTE_SIZE = 384
 
 
 def calibrate(device: str) -> dict[str, Any]:
-    """Copy a buffer twice the caches' size and multiply two small matrices, ``SAMPLES`` times each.
+    """Copy a buffer larger than the caches and multiply two small matrices, ``SAMPLES`` times each.
 
     Returns ``copy_bytes_per_s`` (bytes read plus bytes written, a second, at the median sample), ``samples`` (s),
     ``bytes`` (read plus written a copy), ``compute_samples`` (s) and ``clock`` (how it was measured).

@@ -27,7 +27,7 @@ import torch
 # Bound once, before any kernel runs: a kernel that replaces time.perf_counter* cannot reach these.
 now_ns = time.perf_counter_ns
 MIN_FLUSH, MAX_FLUSH = 8 << 20, 512 << 20
-FLUSH_FACTOR = 2
+FLUSH_FACTOR = 1.5
 """A flush streams over this many times the last-level cache: replacement is not exactly least recently used."""
 MAX_SPIN_S = 0.005
 
@@ -48,8 +48,6 @@ class DeviceClock:
         self.spin_s = 0.0
         self._total_ns = 0
         self._started_ns = 0
-        self._buffer: torch.Tensor | None = None
-        self._sum: torch.Tensor | None = None
         if self.cuda:
             self._begin, self._finish = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -115,14 +113,8 @@ class DeviceClock:
 
         Reading, not writing: lines left dirty would be written back during the next sample, at its cost.
         """
-        if self._buffer is None:
-            self._buffer = torch.ones(flush_bytes(self.device) // 4, dtype=torch.float32, device=self.device)
-            self._sum = torch.empty((), device=self.device)
-        torch.sum(self._buffer, dim=0, out=self._sum)
-
-    def release(self) -> None:
-        """Drop the flush buffer."""
-        self._buffer = self._sum = None
+        buffer, out = _flush_buffer(self.device)
+        torch.sum(buffer, dim=0, out=out)
 
     def describe(self) -> dict[str, Any]:
         """What was used to measure: JSON-able."""
@@ -185,8 +177,15 @@ def _host_cache_bytes(root: Path) -> int:
 
 
 def flush_bytes(device: torch.device) -> int:
-    """Size of the buffer that a flush reads: twice the caches, between 8 and 512 MiB."""
-    return min(max(FLUSH_FACTOR * cache_bytes(device), MIN_FLUSH), MAX_FLUSH)
+    """Size of the buffer that a flush reads: one and a half times the caches, between 8 and 512 MiB."""
+    return min(max(int(FLUSH_FACTOR * cache_bytes(device)), MIN_FLUSH), MAX_FLUSH) // 4 * 4
+
+
+@functools.cache
+def _flush_buffer(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The buffer and where its sum goes, one pair a device for the life of the process."""
+    buffer = torch.ones(flush_bytes(device) // 4, dtype=torch.float32, device=device)
+    return buffer, torch.empty((), dtype=torch.float32, device=device)
 
 
 @functools.cache

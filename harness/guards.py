@@ -8,6 +8,7 @@ after it (``Leftover.spoils``), so the worker makes way for a fresh one.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import os
@@ -31,7 +32,7 @@ WORKER_MODULES = ("torch", "concurrent.futures", "multiprocessing", "triton", "t
 """Threads whose function comes from these belong to compilers' worker pools (or an executor's) and may stay."""
 CLOCKS = tuple("perf_counter perf_counter_ns time time_ns monotonic monotonic_ns process_time sleep".split())
 SIGNALS = tuple(s for s in signal.valid_signals() if s not in (signal.SIGKILL, signal.SIGSTOP))
-LEAK_BYTES = 16 << 20
+LEAK_BYTES = 8 << 20
 LEAK_PER_CALL = 128 << 10
 
 _threads_alive = threading.enumerate
@@ -225,11 +226,18 @@ def native_threads() -> int:
     return int(psutil.Process().num_threads())
 
 
+def trim() -> None:
+    """Give memory that ``malloc`` holds free back to the system (glibc), so that resident memory is what is used."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release is not None:
+        release(0)
+
+
 def leak(resident: list[int], calls: list[int]) -> str:
     """One line if resident memory grew with every call; or ''.
 
     ``resident`` are bytes at three or more moments after warm-up and ``calls`` the calls made up to each. Between
-    all moments it must have grown by 128 KiB a call, and by 16 MiB in all: less is allocator noise.
+    all moments it must have grown by 128 KiB a call, and by 8 MiB in all: less is allocator noise.
     """
     made, grown = calls[-1] - calls[0], resident[-1] - resident[0]
     rates = [

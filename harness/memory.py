@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import torch
+from spikemark.harness.clock import now_ns
 from spikemark.kernels.definition import BoundCall
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -39,10 +40,11 @@ class Peak:
 
 
 class MemoryLedger:
-    """Weighs one call: ``ledger.weigh(bound, held)`` -> dict of bytes. One instance a device."""
+    """Weighs one call: ``ledger.weigh(bound, held)`` -> dict of bytes. ``call_s`` is what that call took."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.call_s = 0.0
 
     def weigh(self, bound: BoundCall, held: Iterable[Tensor]) -> dict[str, int]:
         """Run ``bound`` once (after an untimed ``prepare``) and account for it; storages are counted once.
@@ -107,7 +109,7 @@ class MemoryLedger:
             torch.cuda.reset_peak_memory_stats(self.device)
             baseline = torch.cuda.memory_stats(self.device)["allocated_bytes.all.current"]
             with saved_tensors_hooks(pack, lambda t: t):
-                result = bound.call(prepared)
+                result = self._timed(bound, prepared)
             torch.cuda.synchronize(self.device)
             stats = torch.cuda.memory_stats(self.device)
             grown = stats["allocated_bytes.all.current"] - baseline
@@ -118,8 +120,14 @@ class MemoryLedger:
             # Not torch.profiler.profile: entering that imports the compiler, for more than a second.
             torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile,
         ):
-            result = bound.call(prepared)
+            result = self._timed(bound, prepared)
         return result, saved, replay(allocations(profile.kineto_results)), 0
+
+    def _timed(self, bound: BoundCall, prepared: Any) -> Any:
+        start = now_ns()
+        result = bound.call(prepared)
+        self.call_s = (now_ns() - start) * 1e-9
+        return result
 
     def _process_peak(self, before: int) -> int:
         if self._cuda:

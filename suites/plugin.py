@@ -172,7 +172,8 @@ def measure(request: pytest.FixtureRequest) -> Measure:
     marker = request.node.get_closest_marker("benchmark")
 
     def run(case: Case, benchmark: Any) -> Record:
-        from spikemark.harness.measure import Options, measure_case
+        from spikemark.harness.measure import measure_case
+        from spikemark.harness.sampling import Options
 
         index = next(i for i, c in enumerate(suite.cases) if c is case)
         turns.mine().pause(case.key)

@@ -91,7 +91,7 @@ def pick_neurons(batch: int, neurons: int, time_steps: int, limit: int | None) -
 def gather(tensor: Tensor, where: Tensor) -> Tensor:
     """[B, T, *S] -> [len(where), T] on the CPU: the time courses of the neurons in ``where``."""
     batch, steps = tensor.shape[:2]
-    flat = tensor.detach().reshape(batch, steps, -1)
+    flat = tensor.detach().flatten(2)
     if where.numel() == batch * flat.shape[2]:
         return flat.to("cpu").transpose(1, 2).reshape(-1, steps)
     at = where.to(flat.device)
