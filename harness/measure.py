@@ -1,7 +1,7 @@
 """Measures one case in this process: inputs, gate, warm-up, samples, recheck, memory ledger -> one ``Record``.
 
-The record's ``samples`` are cold (caches flushed before each), its ``warm_samples`` back to back. Whatever a kernel does
-is caught here and becomes the row's status and reason, unless it kills the process: see ``supervisor``.
+The record's ``samples`` are cold (caches flushed before each), its ``warm_samples`` back to back. Whatever a kernel
+does is caught here and becomes the row's status and reason, unless it kills the process: see ``supervisor``.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def gather(tensor: Tensor, where: Tensor) -> Tensor:
     batch, steps = tensor.shape[:2]
     flat = tensor.detach().flatten(2)
     if where.numel() == batch * flat.shape[2]:
-        return flat.to("cpu").transpose(1, 2).reshape(-1, steps)
+        return flat.to("cpu").transpose(1, 2).reshape(where.numel(), steps)
     at = where.to(flat.device)
     return flat[at // flat.shape[2], :, at % flat.shape[2]].to("cpu")
 
