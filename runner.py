@@ -54,8 +54,12 @@ def _list(parser: argparse.ArgumentParser) -> None:
     kinds = ("operators", "implementations", "workloads", "devices")
     parser.add_argument("what", metavar="KIND", nargs="?", choices=kinds, help=f"one of {', '.join(kinds)}")
     parser.add_argument("--json", action="store_true", help="for programs: everything that is known of each")
-    parser.add_argument("--plugin", dest="plugins", metavar="FILE", action="append", default=[])
-    parser.add_argument("--workload-file", dest="workload_files", metavar="FILE", action="append", default=[])
+    parser.add_argument("--all", action="store_true", help="also implementations that run only if they are named")
+    plugin, layers = "Python file of implementations to list as well", "TOML file of workloads to list as well"
+    parser.add_argument("--plugin", dest="plugins", metavar="FILE", action="append", default=[], help=plugin)
+    parser.add_argument(
+        "--workload-file", dest="workload_files", metavar="FILE", action="append", default=[], help=layers
+    )
 
 
 def _time_limit(parser: argparse.ArgumentParser) -> None:

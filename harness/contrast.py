@@ -30,24 +30,32 @@ FALSE_ALARMS = 0.01
 """Wanted chance of any false alarm in a comparison of runs made apart, over all its cases."""
 
 
-def burst_ratios(base: Record, new: Record) -> Array:
-    """Log ratios new / base of the n-th bursts of two records of one pass; of their medians if neither has bursts."""
-    sides = [_burst_medians(r) for r in (base, new)]
+Timed = tuple[Sequence[float], Sequence[int]]
+"""One version of a case in one pass: its samples in seconds, and the indices at which its bursts begin (or nothing)."""
+
+
+def timed(record: Record) -> Timed:
+    """What ``together`` needs of a record."""
+    return record.samples, record.details.get("bursts") or []
+
+
+def burst_ratios(base: Timed, new: Timed) -> Array:
+    """Log ratios new / base of the medians of the n-th bursts; one ratio of all samples if there are no bursts."""
+    sides = [_burst_medians(*side) for side in (base, new)]
     count = min(len(side) for side in sides)
     return np.log(sides[1][:count]) - np.log(sides[0][:count])
 
 
-def _burst_medians(record: Record) -> Array:
-    """Median seconds of each burst. ``details["bursts"]`` are the indices at which they begin."""
-    samples = np.asarray(record.samples, dtype=float)
-    starts = [int(i) for i in record.details.get("bursts") or [0]]
+def _burst_medians(values: Sequence[float], begins: Sequence[int]) -> Array:
+    samples = np.asarray(values, dtype=float)
+    starts = [int(i) for i in begins or [0]]
     parts = [samples[a:b] for a, b in zip(starts, [*starts[1:], samples.size], strict=True)]
     good = [part[np.isfinite(part) & (part > 0)] for part in parts]
     return np.array([np.median(part) if part.size else np.nan for part in good])
 
 
-def together(base: Sequence[Mapping[int, Record]], new: Sequence[Mapping[int, Record]]) -> list[Interval]:
-    """Ratio new / base of each case from records by pass of one A/B run; NaN where no pass has both."""
+def together(base: Sequence[Mapping[int, Timed]], new: Sequence[Mapping[int, Timed]]) -> list[Interval]:
+    """Ratio new / base of each case from its passes in one A/B run; NaN where no pass has both."""
     passes = sorted({p for side in (base, new) for case in side for p in case})
     values = np.full((len(base), len(passes)), np.nan)
     errors = np.full_like(values, np.nan)

@@ -127,7 +127,8 @@ def compare(
     drift = None
     if one_run:
         sides = [_by_pass(r) for r in (base, new)]
-        ratios = contrast.together(*([side[key] for key in timed] for side in sides))
+        passes = [[{p: contrast.timed(r) for p, r in side[key].items()} for key in timed] for side in sides]
+        ratios = contrast.together(passes[0], passes[1])
     else:
         # Raw samples by pass: the drift is judged on all cases at once.
         tables = [_table(r, rows, timed) for r, rows in ((base, old), (new, now))]
