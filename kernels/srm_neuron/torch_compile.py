@@ -99,8 +99,6 @@ def compiled(
     body = own_code(
         {"forward": forward_steps, "backward": backward_steps}[phase], f"srm_{phase}_{steps}{'_chunk' * chunked}"
     )
-        {"forward": forward_steps, "backward": backward_steps}[phase], f"srm_{phase}_{steps}{'_chunk' * chunked}"
-    )
     graphs: list[Any] = []
 
     def counted(graph: Any, inputs: Any) -> Any:
