@@ -32,9 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
     else:
         print(terminal.table(HEADINGS, [_cells(row) for row in rows]))
-        print(f"bytes a neuron-step (for convolutions, an input element) at {resources.SPIKE_RATE:.0%} firing; a model")
-            f"bytes a neuron-step (an input element, for convolutions) at {resources.SPIKE_RATE:.0%} firing, modelled"
-        )
+        rate = f"{resources.SPIKE_RATE:.0%}"
+        print(f"bytes a neuron-step (for convolutions, an input element) at {rate} firing, by the cost model")
     spilled = [row for row in rows if row.spill_bytes]
     for row in spilled:
         print(f"spills: {row.kernel} on {row.architecture}, {row.spill_bytes} bytes")

@@ -10,8 +10,9 @@ from spikemark.kernels.conv_backward import reference
 from spikemark.kernels.conv_backward.definition import ROUNDINGS, tolerance
 from spikemark.kernels.definition import DTYPES, difference
 from spikemark.kernels.types import ConvGeometry
+from testable import testable
 
-IMPLEMENTATIONS = [i for i in kernels.implementations("conv_backward", device="cpu") if i.available]
+IMPLEMENTATIONS = testable("conv_backward")
 SCALE = 0.7
 every = pytest.mark.parametrize("conv", IMPLEMENTATIONS, ids=lambda i: i.name)
 

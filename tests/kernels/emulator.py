@@ -20,7 +20,7 @@ from spikemark.kernels.cuda import launch, source
 from torch import Tensor
 
 HEADER = Path(__file__).with_name("emulation.h")
-FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
+FLAGS = ["-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w"]
 # A misaligned 16-byte access, an overflowing index or a bad shift is a fault on a GPU: here it traps.
 CHECKS = ["-fsanitize=alignment,signed-integer-overflow,shift,bounds", "-fsanitize-undefined-trap-on-error"]
 

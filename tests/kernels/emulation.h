@@ -2,6 +2,7 @@
 // ballots, shuffles and atomics mean what they mean on a GPU. One block runs after another. A deadlock, or a
 // warp operation whose mask names a lane that has left, ends the process with a message.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdint>
@@ -38,16 +39,18 @@ struct Warp {
     uint64_t value[32], snapshot[32];
 };
 
+// A fiber is started by ucontext and switched by setjmp: swapcontext would ask the kernel for signal masks each time.
 struct Fiber {
-    ucontext_t context;
+    ucontext_t start;
+    jmp_buf here;
     std::vector<char> stack;
-    bool done = false, at_barrier = false;
+    bool started = false, done = false, at_barrier = false;
 };
 
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     unsigned current = 0;
     std::function<void()> body;
 };
@@ -55,7 +58,14 @@ static Block block;
 
 inline void yield() {
     Fiber& self = block.fibers[block.current];
-    swapcontext(&self.context, &block.scheduler);
+    if (!_setjmp(self.here)) _longjmp(block.scheduler, 1);
+}
+
+inline void resume(Fiber& fiber) {
+    if (_setjmp(block.scheduler)) return;
+    if (fiber.started) _longjmp(fiber.here, 1);
+    fiber.started = true;
+    setcontext(&fiber.start);
 }
 
 inline void entry() {
@@ -63,7 +73,7 @@ inline void entry() {
     Fiber& self = block.fibers[block.current];
     self.done = true;
     block.warps[block.current / 32].exited |= 1u << (block.current % 32);
-    swapcontext(&self.context, &block.scheduler);
+    _longjmp(block.scheduler, 1);
 }
 
 // All lanes of `mask` deposit a value; every one then sees all of them.
@@ -101,12 +111,12 @@ inline void run_block(unsigned threads, int order) {
     for (unsigned t = 0; t < threads; ++t) {
         Fiber& fiber = block.fibers[t];
         fiber.stack.resize(64 << 10);
-        fiber.done = fiber.at_barrier = false;
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = &block.scheduler;
-        makecontext(&fiber.context, entry, 0);
+        fiber.started = fiber.done = fiber.at_barrier = false;
+        getcontext(&fiber.start);
+        fiber.start.uc_stack.ss_sp = fiber.stack.data();
+        fiber.start.uc_stack.ss_size = fiber.stack.size();
+        fiber.start.uc_link = nullptr;
+        makecontext(&fiber.start, entry, 0);
     }
     for (unsigned idle = 0;;) {
         unsigned left = 0, waiting = 0;
@@ -118,7 +128,7 @@ inline void run_block(unsigned threads, int order) {
             if (fiber.done || fiber.at_barrier) continue;
             block.current = t;
             threadIdx = {t, 0, 0};
-            swapcontext(&block.scheduler, &fiber.context);
+            resume(fiber);
         }
         for (unsigned t = 0; t < threads; ++t) {
             left += !block.fibers[t].done;
