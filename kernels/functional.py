@@ -8,6 +8,7 @@ Second derivatives are not defined (``once_differentiable``).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,18 @@ def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def unviewed(tensor: Tensor) -> Tensor:
+    """``tensor`` as no view of anything: autograd forbids in-place changes of a view that a function returns."""
+    return tensor.data if tensor._is_view() else tensor
+
+
+def returnable(state: SrmState) -> SrmState:
+    """``state`` with spikes that a function may return; where they are saved too, it is the returned tensor that is."""
+    spikes = unviewed(state.spikes)
+    saved = {name: spikes if tensor is state.spikes else tensor for name, tensor in state.saved.items()}
+    return dataclasses.replace(state, spikes=spikes, saved=saved)
+
+
 def state_to_save(state: SrmState) -> tuple[tuple[str, ...], list[Tensor]]:
     """Names and tensors of ``state.for_backward()``, the same tensors, to save and to give to ``saved_state``."""
     tensors = state.for_backward()
@@ -72,7 +85,7 @@ def saved_state(names: Sequence[str], tensors: Sequence[Tensor], grad_out: Tenso
 class _SrmNeuron(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, current: Tensor, params: SrmParams, implementation: Any) -> Tensor:
-        state: SrmState = implementation.forward(current, params)
+        state = returnable(implementation.forward(current, params))
         ctx.params, ctx.implementation = params, implementation
         if ctx.needs_input_grad[0]:
             ctx.names, tensors = state_to_save(state)
@@ -104,7 +117,7 @@ def srm_neuron(current: Tensor, params: SrmParams | None = None, implementation:
 class _AdjustedAvgPool2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], implementation: Any) -> Tensor:
-        y: Tensor = implementation.forward(x, kernel)
+        y = unviewed(implementation.forward(x, kernel))
         # The size as Python ints: a tensor would have to be read back from the device in every backward.
         ctx.x_shape, ctx.kernel, ctx.implementation = tuple(x.shape), kernel, implementation
         if ctx.needs_input_grad[0]:
@@ -134,8 +147,7 @@ class _ClampedSign(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, implementation: Any) -> Tensor:
         ctx.implementation = implementation
-        out: Tensor = implementation.forward(x)
-        return out
+        return unviewed(implementation.forward(x))
 
     @staticmethod
     @once_differentiable

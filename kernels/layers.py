@@ -14,7 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from spikemark.kernels.definition import check_float
-from spikemark.kernels.functional import adjusted_avg_pool2d, full_precision, saved_state, state_to_save, usable
+from spikemark.kernels.functional import (
+    adjusted_avg_pool2d,
+    full_precision,
+    returnable,
+    saved_state,
+    state_to_save,
+    usable,
+)
 from spikemark.kernels.types import ConvGeometry, SrmParams
 from spikemark.kernels.types import _pair as pair
 from torch import Tensor, nn
@@ -31,7 +38,7 @@ class _Layer(torch.autograd.Function):
         ctx: Any, current: Tensor, input: Tensor, weight: Tensor, params: SrmParams, neuron: Any, masked: bool = True
     ) -> Tensor:
         """Spikes of ``current``; saves for backward what the wanted gradients need, and nothing if there is none."""
-        state = neuron.forward(current, params)
+        state = returnable(neuron.forward(current, params))
         ctx.params, ctx.neuron, ctx.weight_shape = params, neuron, tuple(weight.shape)
         for_input, for_weight = ctx.needs_input_grad[:2]
         if for_input or for_weight:
@@ -39,8 +46,7 @@ class _Layer(torch.autograd.Function):
             ctx.compact = bool(state.saved)
             for_product = for_weight or masked
             ctx.save_for_backward(input if for_product else None, weight if for_input else None, *tensors)
-        spikes: Tensor = state.spikes
-        return spikes
+        return state.spikes
 
     @staticmethod
     def gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
