@@ -127,6 +127,11 @@ class DeviceClock:
         }
 
 
+def clock_for(device: str) -> DeviceClock:
+    """The clock of ``device``, or a CPU's where there is no such device: the gate then refuses the case."""
+    return DeviceClock(device if torch_device(device).type != "cuda" or torch.cuda.is_available() else "cpu")
+
+
 def torch_device(device: str) -> torch.device:
     """``cpu:4`` (four threads) is torch's ``cpu``; ``cuda`` is ``cuda:0``."""
     kind, _, index = device.partition(":")

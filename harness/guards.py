@@ -97,6 +97,13 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    else:  # the public function would import the compiler, for more than a second
+        torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
 def _cudnn() -> tuple[bool, ...]:
     flags = torch.backends.cudnn
     return flags.enabled, flags.benchmark, flags.deterministic
@@ -129,8 +136,7 @@ WATCHES: tuple[_Watch, ...] = (
     _Watch("CUDA's random state", _cuda_seed_states, _restore_cuda_seeds, shown=False),
     _Watch("Python's random state", random.getstate, random.setstate, shown=False),
     _Watch("numpy's random state", _numpy_state, _set_numpy_state, shown=False),
-    _Watch("the deterministic-algorithms switch", _deterministic,
-           lambda v: torch.use_deterministic_algorithms(v[0], warn_only=v[1])),
+    _Watch("the deterministic-algorithms switch", _deterministic, _set_deterministic),
     _Watch("the float32 matmul precision (TF32)", torch.get_float32_matmul_precision,
            torch.set_float32_matmul_precision),
     _Watch("cuDNN's TF32 switch", _cudnn_tf32, _set_cudnn_tf32),

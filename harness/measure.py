@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from spikemark.harness import checks, guards, records, verify
 from spikemark.harness.annotate import annotated
-from spikemark.harness.clock import DeviceClock, now_ns, thread_count
+from spikemark.harness.clock import DeviceClock, clock_for, now_ns, thread_count
 from spikemark.harness.memory import MemoryLedger
 from spikemark.harness.records import Case, Record
 from spikemark.harness.sampling import Benchmark, Options, Sampler, no_collection
@@ -55,7 +55,7 @@ def measure_case(
     record = Record(case, pass_index, records.OK, environment=environment or case.device, started_s=time.time())
     started = now_ns()
     with placed(case.device):
-        clock = clock or DeviceClock(case.device)
+        clock = clock or clock_for(case.device)
         kernel_s = clock()
         state, leftover = guards.GlobalState(), guards.Leftover()
         _attempt(case, options, record, clock, benchmark, emit, state)

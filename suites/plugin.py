@@ -113,21 +113,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("operators")
     if marker is None or "case" not in metafunc.fixturenames:
         return
-    from spikemark.harness.clock import DeviceClock
+    from spikemark.harness.clock import clock_for
 
     cases = [c for c in metafunc.config.stash[SUITE].cases if c.operator in marker.args]
     parameters = [
-        pytest.param(c, id=case_id(c), marks=pytest.mark.benchmark(timer=DeviceClock(_placeable(c)), group=c.group))
+        pytest.param(c, id=case_id(c), marks=pytest.mark.benchmark(timer=clock_for(c.device), group=c.group))
         for c in cases
     ]
     metafunc.parametrize("case", parameters)
-
-
-def _placeable(case: Case) -> str:
-    """The case's device, or the CPU where there is no such device: the gate then says so in the case's row."""
-    import torch
-
-    return case.device if case.device.startswith("cpu") or torch.cuda.is_available() else "cpu"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -359,7 +359,7 @@ class HostileDeterministic(Right):
     """Changes the determinism and TF32 switches."""
 
     def before(self, given: Tensor) -> None:
-        torch.use_deterministic_algorithms(True)
+        torch._C._set_deterministic_algorithms(True)  # the public function imports the compiler first
         torch.set_float32_matmul_precision("medium")
 
 
