@@ -10,6 +10,8 @@ from typing import Any
 from spikemark.commands import terminal
 from spikemark.harness.errors import UsageError
 
+IF_NAMED = "only if named"
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what there is of a kind, or the overview; ``--json`` for programs."""
@@ -23,8 +25,11 @@ def run(arguments: argparse.Namespace) -> int:
     entries = collect(arguments)
     if arguments.json:
         print(json.dumps(entries, indent=1))
-    else:
-        print(terminal.table(columns, [[_cell(entry[c.lower()]) for c in columns] for entry in entries]))
+        return 0
+    shown = [entry for entry in entries if arguments.all or entry.get("role") != IF_NAMED]
+    print(terminal.table(columns, [[_cell(entry[c.lower()]) for c in columns] for entry in shown]))
+    if len(shown) < len(entries):
+        print(f"and {len(entries) - len(shown)} that run only if they are named: --all shows them")
     return 0
 
 
@@ -75,7 +80,7 @@ def implementations(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "operator": operator,
             "implementation": i.name,
             "device": i.device,
-            "role": "baseline" if i.baseline else "" if i.default else "only if named",
+            "role": "baseline" if i.baseline else "" if i.default else IF_NAMED,
             "available": "yes" if i.available else f"no: {i.reason}",
             "is": i.summary(),
             "dtypes": list(i.dtypes),

@@ -85,6 +85,12 @@ def worker_command(*more: str) -> WorkerCommand:
     return lambda plan, events: [*worker_command(plan, events), *more]
 
 
+def _tied(names: Sequence[str]) -> str:
+    """The fastest, and who cannot be told from it."""
+    more = f" = {len(names) - 3} more" if len(names) > 3 else ""
+    return " = ".join(names[:3]) + more
+
+
 def summary(path: Path) -> str:
     """Who won each comparison, by how much over the baseline, and what failed; a few lines for a terminal."""
     from spikemark.harness import statistics
@@ -108,7 +114,7 @@ def summary(path: Path) -> str:
                 best["phase"],
                 best["workload"],
                 f"{best['device']} b{best['batch']}",
-                " = ".join(dict.fromkeys([best["implementation"], *names])),
+                _tied(list(dict.fromkeys([best["implementation"], *names]))),
                 words.seconds(best["median_s"], best["ci_low_s"], best["ci_high_s"]),
                 f"{best['speedup']:.2f}x" if best["speedup"] else "",
             ]

@@ -122,11 +122,11 @@ def _variants(
                 for dtype in chosen.dtypes or ("float32",):
                     for phase in OPERATORS[operator].phases:
                         if matches(phase, chosen.phases or ("*",)):
-                            for name in _implementations(chosen, plan, operator, device):
+                            for name in _implementations(chosen, (*plan.skip, *part.skip), operator, device):
                                 yield Case(operator, phase, name, device, dtype, problem)
 
 
-def _implementations(chosen: Selection, plan: Preset, operator: str, device: str) -> list[str]:
+def _implementations(chosen: Selection, skip: Sequence[str], operator: str, device: str) -> list[str]:
     """Names of the implementations to run: those written for the device, and by default only the default ones.
 
     One that is unavailable here stays in: its row says why.
@@ -134,7 +134,7 @@ def _implementations(chosen: Selection, plan: Preset, operator: str, device: str
     found = registry.implementations(operator, device)
     if chosen.implementations:
         return [i.name for i in found if matches(i.name, chosen.implementations)]
-    return [i.name for i in found if i.default and i.name not in plan.skip]
+    return [i.name for i in found if i.default and not matches(i.name, skip)]
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
