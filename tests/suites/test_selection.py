@@ -84,7 +84,7 @@ def test_a_named_workload_runs_everything_on_it_at_the_presets_batch() -> None:
     cases = selection.build("quick", workloads=["cifar10-vgg/conv2", "cifar100-vgg/conv2", "mnist/conv1"])
     assert {("conv_backward", "cifar10-vgg/conv2"), ("clamped_sign", "mnist/conv1")} <= pairs(cases)
     batches = {c.workload: c.problem.batch for c in cases}
-    assert batches == {"cifar10-vgg/conv2": 8, "cifar100-vgg/conv2": PRESETS["quick"].batch, "mnist/conv1": 1}
+    assert batches == {"cifar10-vgg/conv2": 2, "cifar100-vgg/conv2": PRESETS["quick"].batch, "mnist/conv1": 1}
     assert {c.problem.batch for c in selection.build("full", workloads=["mnist/conv1"])} == {50}
 
 
