@@ -157,9 +157,7 @@ def test_plain_pytest_selects_saves_and_compares(tmp_path: Path) -> None:
 
 
 def test_the_preset_is_the_suite_and_an_unknown_one_is_one_line() -> None:
-    listed = pytest_suites(
-        tmp_path, "--collect-only", "-q", "-k", "conv2 and backward and native", "--spikemark-preset=smoke"
-    )
+    listed = pytest_suites("--collect-only", "-q", "-k", "conv2 and backward and native", "--spikemark-preset=smoke")
     assert "srm_neuron-backward-mnist/conv2-native-cpu-float32" in listed.stdout, listed.stdout + listed.stderr
     bad = pytest_suites("--collect-only", "--spikemark-preset=smok")
     assert bad.returncode == 4
