@@ -82,9 +82,9 @@ private:
 };
 
 template <typename T>
-struct List {  // spikes: cell within the slice, position within the plane, value, sum of products
+struct List {  // spikes: cell within the slice, element of the input from the slice's first on, value, sum of products
     int32_t* cell;
-    int32_t* position;
+    int64_t* element;
     T* value;
     T* sum;
 };
@@ -128,7 +128,7 @@ struct InputMemory {
         const int64_t most = most_spikes(plan, counts, channels_of_piece(plan));
         for (int i = 0; i < threads; ++i)
             lists.push_back(
-                {arena.take<int32_t>(most), arena.take<int32_t>(most), arena.take<T>(most), arena.take<T>(most)});
+                {arena.take<int32_t>(most), arena.take<int64_t>(most), arena.take<T>(most), arena.take<T>(most)});
     }
 };
 
@@ -198,12 +198,13 @@ struct Call {
         }
         for (int64_t n = first; n < last; ++n) {
             const int64_t plane = n * plan.p[C] + c, shift = (n - first) * plan.cells;
+            const int64_t before = ((n - first) * plan.p[C] + c) * plan.plane();
             const bool binary = spikes.binary[plane];
             for_each_spike(spikes.bits + plane * plan.words, plan.words, [&](int64_t i) {
                 const int64_t to = ends[classes > 1 ? in_class[i] : 0]++;
                 list.cell[to] = static_cast<int32_t>(in_cell[i] + shift);
                 list.value[to] = binary ? T(1) : in.at(n, c, i, columns);
-                if (list.position) list.position[to] = static_cast<int32_t>(i);
+                if (list.element) list.element[to] = before + i;
             });
         }
     }
@@ -246,17 +247,11 @@ void input_piece(const Call<T>& call, const InputMemory<T>& memory, List<T> list
             }
         }
     }
-    // Spikes lie class by class, frame by frame: walk the lists again frame by frame to find each one's plane.
-    int64_t from = 0;
-    for (int64_t c = low; c < high; ++c) {
-        for (int64_t n = begin; n < end; ++n)
-            std::memset(out + (n * plan.p[C] + group * plan.in_group + c) * plan.plane(), 0, plan.plane() * sizeof(T));
-        for (const int64_t to = ends[(c - low + 1) * classes - 1]; from < to; ++from) {
-            const int64_t n = begin + list.cell[from] / plan.cells;
-            T* plane = out + (n * plan.p[C] + group * plan.in_group + c) * plan.plane();
-            plane[list.position[from]] = list.sum[from] * list.value[from] * static_cast<T>(scale);
-        }
-    }
+    T* base = out + begin * plan.p[C] * plan.plane();
+    for (int64_t n = 0; n < end - begin; ++n)
+        std::memset(base + (n * plan.p[C] + group * plan.in_group + low) * plan.plane(), 0,
+                    (high - low) * plan.plane() * sizeof(T));
+    for (int64_t e = 0; e < count; ++e) base[list.element[e]] = list.sum[e] * list.value[e] * static_cast<T>(scale);
 }
 
 template <typename T>

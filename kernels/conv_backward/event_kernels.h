@@ -113,10 +113,23 @@ void interleave(const T* src, int64_t lane_stride, int64_t step, int64_t count, 
 
 // --- input half: dot products of a spike's gradients with its weights ---------------------------------------------
 
-template <typename T>
-inline T sum_of(const Vec<T>& v) {
-    if constexpr (sizeof(T) == 4) return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-    else return (v[0] + v[2]) + (v[1] + v[3]);
+// sums[e] += the sum of the lanes of v[e].
+template <typename T, int E>
+inline void add_lanes(const Vec<T> (&v)[E], T* sums) {
+#if defined(__AVX__)
+    if constexpr (sizeof(T) == 4 && E == 4) {
+        const auto pair = [&](int e) { return _mm256_hadd_ps((__m256)v[e], (__m256)v[e + 1]); };
+        const __m256 all = _mm256_hadd_ps(pair(0), pair(2));
+        const __m128 lanes = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+        _mm_storeu_ps(sums, _mm_add_ps(_mm_loadu_ps(sums), lanes));
+        return;
+    }
+#endif
+    for (int e = 0; e < E; ++e) {
+        T total = 0;
+        for (size_t i = 0; i < 32 / sizeof(T); ++i) total += v[e][i];
+        sums[e] += total;
+    }
 }
 
 // sums[e] += sum over taps and lanes of weight * gradient, for `E` spikes at once: their chains of additions hide each
@@ -135,11 +148,9 @@ inline void dot(const T* weight, const T* grad, const std::vector<Tap>& taps, co
             for (int e = 0; e < E; ++e) chain[e][j % CHAINS] += factor * load(at[e] + back + j * LANES);
         }
     }
-    for (int e = 0; e < E; ++e) {
-        Vec<T> total = chain[e][0];
-        if constexpr (CHAINS == 2) total += chain[e][1];
-        sums[e] += sum_of<T>(total);
-    }
+    Vec<T> total[E];
+    for (int e = 0; e < E; ++e) total[e] = CHAINS == 2 ? chain[e][0] + chain[e][CHAINS - 1] : chain[e][0];
+    add_lanes<T, E>(total, sums);
 }
 
 template <typename T, int VECTORS>

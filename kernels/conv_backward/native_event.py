@@ -29,15 +29,26 @@ LIBRARY = NativeLibrary(
     # Sums are in a fixed order whatever the compiler fuses, and every sum runs through one and the same loop.
     ("-ffp-contract=fast",),
 )
-BREAK_EVEN = 0.35  # density from which ``aten`` is the faster, measured on the convolutions of cifar10-vgg
+ELEMENTS_PER_THREAD = 1 << 15  # below some tens of microseconds of work, waking a thread costs more than it brings
 POINTER = ctypes.c_void_p
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 
 
+def break_even(phase: str, in_group: int) -> float:
+    """Density of the input from which ``aten`` (oneDNN) is the faster, measured on an AVX2 machine.
+
+    On the convolutions of cifar10-vgg from 64 channels on the times meet at 0.5 (input half) and between 0.6 and 0.7
+    (weight half); with 15 or fewer input channels a group the weight half already meets it at 0.35.
+    """
+    if phase == "input":
+        return 0.48
+    return 0.62 if in_group >= 64 else 0.35
+
+
 @functools.cache
 def _function(name: str, pointers: str) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
-    """An exported function; one letter an argument: p pointer, d double, i int."""
-    kinds = {"p": POINTER, "d": ctypes.c_double, "i": ctypes.c_int}
+    """An exported function; one letter an argument: p pointer, l int64, d double, i int."""
+    kinds = {"p": POINTER, "l": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int}
     function = LIBRARY.load()[f"spikemark_event_{name}"]
     function.argtypes = [kinds[letter] for letter in pointers]
     function.restype = ctypes.c_int64 if name in ("workspace", "offset") else None
@@ -48,11 +59,17 @@ def _longs(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
+def _threads(grad: Tensor, input: Tensor) -> int:
+    """Threads that are worth waking for a problem of this size; results do not depend on their number."""
+    return max(1, min(torch.get_num_threads(), (grad.numel() + input.numel()) // ELEMENTS_PER_THREAD))
+
+
 @dataclass(frozen=True)
 class Spikes:
     """The input's spikes: one bit an element, a count a plane, whether a plane holds only 0 and 1."""
 
     problem: ctypes.Array[ctypes.c_int64]
+    threads: int
     bits: Tensor
     counts: Tensor
     binary: Tensor
@@ -69,17 +86,18 @@ def scan(grad: Tensor, input: Tensor, kernel_shape: torch.Size, geometry: ConvGe
     shape = (n, c, h, w, *grad.shape[1:], *kernel_shape[2:])
     fields = (*shape, *geometry.stride, *geometry.padding, *geometry.dilation, geometry.groups)
     bits = torch.empty(n * c * ((h * w + 63) // 64), dtype=torch.int64)
-    spikes = Spikes(_longs(fields), bits, torch.empty(n * c, dtype=torch.int32), torch.empty(n * c, dtype=torch.uint8))
+    counts, binary = torch.empty(n * c, dtype=torch.int32), torch.empty(n * c, dtype=torch.uint8)
+    spikes = Spikes(_longs(fields), _threads(grad, input), bits, counts, binary)
     strides = _longs(input.stride())
     call = _function(f"scan_{SUFFIXES[input.dtype]}", "ppppppi")
-    call(spikes.problem, input.data_ptr(), strides, *spikes.pointers, torch.get_num_threads())
+    call(spikes.problem, input.data_ptr(), strides, *spikes.pointers, spikes.threads)
     return spikes
 
 
 def _workspace(spikes: Spikes, dtype: torch.dtype, half: str) -> Tensor:
     """Memory from torch's allocator, so that the ledger sees it."""
     needed = _function("workspace", "ppiii")(
-        spikes.problem, spikes.counts.data_ptr(), dtype.itemsize, half == "input", torch.get_num_threads()
+        spikes.problem, spikes.counts.data_ptr(), dtype.itemsize, half == "input", spikes.threads
     )
     if needed < 0:
         raise ValueError("a single frame has more than 2**31 positions")
@@ -92,7 +110,7 @@ def input_half(spikes: Spikes, grad: Tensor, weight: Tensor, input: Tensor, grad
     w, memory = weight.contiguous(), _workspace(spikes, input.dtype, "input")
     tensors = (grad.data_ptr(), _longs(grad.stride()), input.data_ptr(), _longs(input.stride()), *spikes.pointers)
     call = _function(f"input_{SUFFIXES[input.dtype]}", "pppppppp" + "pdppi")
-    call(spikes.problem, *tensors, w.data_ptr(), grad_scale, out.data_ptr(), memory.data_ptr(), torch.get_num_threads())
+    call(spikes.problem, *tensors, w.data_ptr(), grad_scale, out.data_ptr(), memory.data_ptr(), spikes.threads)
     return out
 
 
@@ -102,7 +120,7 @@ def weight_half(spikes: Spikes, grad: Tensor, input: Tensor, kernel_shape: torch
     memory = _workspace(spikes, input.dtype, "weight")
     tensors = (grad.data_ptr(), _longs(grad.stride()), input.data_ptr(), _longs(input.stride()), *spikes.pointers)
     call = _function(f"weight_{SUFFIXES[input.dtype]}", "pppppppp" + "ppi")
-    call(spikes.problem, *tensors, out.data_ptr(), memory.data_ptr(), torch.get_num_threads())
+    call(spikes.problem, *tensors, out.data_ptr(), memory.data_ptr(), spikes.threads)
     return out
 
 
@@ -141,40 +159,44 @@ class NativeEvent(FoldedConvBackward):
 
 @implementation("conv_backward", device="cpu", dtypes=("float32", "float64"))
 class NativeAuto(FoldedConvBackward):
-    """``native_event`` below the break-even density of the input, ``aten`` above; ``last_path`` says which ran last."""
+    """``native_event`` below the break-even density of the input, ``aten`` above; ``last_path`` says which ran."""
 
     last_path: str = ""
+    """``native_event`` or ``aten``: what the latest call ran."""
     density: float = 0.0
+    """Fraction of the latest input that was not 0."""
 
     def unavailable(self) -> str | None:
         """Why the library cannot be built here."""
         return LIBRARY.unavailable()
 
-    def _scan(self, grad: Tensor, input: Tensor, shape: torch.Size, geometry: ConvGeometry) -> Spikes | None:
+    def _scan(
+        self, phase: str, grad: Tensor, input: Tensor, shape: torch.Size, geometry: ConvGeometry
+    ) -> Spikes | None:
         spikes = scan(grad, input, shape, geometry)
         self.density = int(spikes.counts.sum()) / input.numel()
-        self.last_path = "native_event" if self.density < BREAK_EVEN else "aten"
+        self.last_path = "native_event" if self.density < break_even(phase, shape[1]) else "aten"
         return spikes if self.last_path == "native_event" else None
 
     def fold_input(
         self, grad: Tensor, weight: Tensor, input: Tensor, geometry: ConvGeometry, grad_scale: float
     ) -> Tensor:
         """Whichever path is the faster at this density."""
-        spikes = self._scan(grad, input, weight.shape, geometry)
+        spikes = self._scan("input", grad, input, weight.shape, geometry)
         if spikes is not None:
             return input_half(spikes, grad, weight, input, grad_scale)
         return Aten().fold_input(grad, weight, input, geometry, grad_scale)
 
     def fold_weight(self, grad: Tensor, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> Tensor:
         """Whichever path is the faster at this density."""
-        spikes = self._scan(grad, input, weight_shape, geometry)
+        spikes = self._scan("weight", grad, input, weight_shape, geometry)
         if spikes is not None:
             return weight_half(spikes, grad, input, weight_shape)
         return Aten().fold_weight(grad, input, weight_shape, geometry)
 
     def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int | None:
         """The event-driven path's below the break-even density; the dense path's is not modelled."""
-        if spike_rate < BREAK_EVEN:
+        if spike_rate < break_even(phase, weight_shape(problem)[1]):
             moved: int | None = NativeEvent.moved_bytes(self, problem, phase, dtype, spike_rate)
             return moved
         return None

@@ -64,7 +64,7 @@ def check(conv, grad, weight, x, geometry, scale=SCALE):
 def test_the_required_implementations_are_here():
     names = [i.name for i in kernels.implementations("conv_backward", device="cpu")]
     assert names[0] == "torch_autograd" == kernels.registry.baseline("conv_backward").name
-    assert {"torch_autograd", "torch_unfold", "aten"} <= set(names)
+    assert {"torch_autograd", "torch_unfold", "aten", "native_event", "native_auto"} <= set(names)
     for i in kernels.implementations("conv_backward"):
         assert i.available or i.reason, i.name
 
