@@ -6,9 +6,9 @@ would not do: a machine that is slow for half a pass puts one version's median h
 
 Runs made at different times (``apart``) cannot be told from drift case by case: whole runs differ by up to 1.7x on a
 shared machine. What can be seen is a case that stands out from all others. Three things say how far the machine itself
-may have moved: the calibration kernel of every pass (``copy``), the common shift of all cases (``common``) and their
-scatter around it. None is proof, so none is subtracted as a correction: each interval is stretched to hold both the
-figure as measured and the figure with the shift taken out, and then by the scatter.
+may have moved: the calibration of every pass (``gauges``: a plain copy, a fixed computation), the common shift of all
+cases (``common``) and their scatter around it. None is proof, so none is subtracted as a correction: each interval is
+stretched to hold both the figure as measured and the figure with the shift taken out, and then by the scatter.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def together(base: Sequence[Mapping[int, Timed]], new: Sequence[Mapping[int, Tim
 class Drift:
     """How far the machine may have moved between two runs, in logs of time; positive: it was slower in the new run.
 
-    ``copy``: by the calibration kernel, None without calibrations. ``common``: median shift of ``cases`` cases.
+    ``gauges``: by each calibration that both runs have. ``common``: median shift of ``cases`` cases.
     ``scatter``: robust deviation of the cases around it. ``reach``: how far one case may stray by scatter alone.
     """
 
-    copy: float | None
+    gauges: dict[str, float]
     common: float
     scatter: float
     reach: float
@@ -89,7 +89,7 @@ class Drift:
 
     def widen(self, ratio: Interval) -> Interval:
         """``ratio`` stretched to hold it as measured and without the shifts, and by the scatter."""
-        shifts = [0.0, self.common, *([] if self.copy is None else [self.copy])]
+        shifts = [0.0, self.common, *self.gauges.values()]
         below = math.hypot(math.log(ratio.value / ratio.low), self.reach)
         above = math.hypot(math.log(ratio.high / ratio.value), self.reach)
         low = math.log(ratio.value) - max(shifts) - below
@@ -99,16 +99,19 @@ class Drift:
     @property
     def blind(self) -> float:
         """The smallest slowdown (0.2: 20 %) that could be told from drift, beside a case's own noise."""
-        return math.expm1(max(0.0, self.common, self.copy or 0.0) + self.reach)
+        return math.expm1(max(0.0, self.common, *self.gauges.values()) + self.reach)
 
 
 def apart(
-    base: PassTable, new: PassTable, pairs: Sequence[tuple[int, int]], copies: tuple[Sequence[float], Sequence[float]]
+    base: PassTable,
+    new: PassTable,
+    pairs: Sequence[tuple[int, int]],
+    gauges: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[list[Interval], Drift]:
     """Ratio new / base of each pair of rows, widened by the drift between the runs, and that drift.
 
-    ``copies`` are the copy bandwidths (bytes per second) of every pass of either run. Without FEW_CASES pairs, the
-    scatter is taken to be what passes (of cases or of the calibration) differ by within a run.
+    ``gauges`` are seconds of the calibrations in every pass, old and new. With fewer than FEW_CASES pairs, the scatter
+    is taken to be what passes (of cases or of a gauge) differ by within a run.
     """
     a, b = base.intervals(), new.intervals()
     counts = [np.isfinite(t.logs).sum(axis=1) for t in (base, new)]
@@ -116,11 +119,14 @@ def apart(
     shifts = np.log([r.value for r in raw])
     shifts = shifts[np.isfinite(shifts)]
     common = float(np.median(shifts)) if shifts.size else 0.0
-    logs = [-np.log([c for c in side if math.isfinite(c) and c > 0]) for side in copies]
-    copy = float(np.median(logs[1]) - np.median(logs[0])) if all(side.size for side in logs) else None
-    within = [np.nanmedian(t.intervals()[:, 3]) for t in (base, new) if np.isfinite(t.intervals()[:, 3]).any()]
-    within += [float(np.std(side, ddof=1)) for side in logs if side.size > 1]
-    own = max([FLOOR, *(float(w) for w in within)])
+    within = [float(np.nanmedian(rows[:, 3])) for rows in (a, b) if np.isfinite(rows[:, 3]).any()]
+    moved = {}
+    for name, sides in gauges.items():
+        logs = [np.log([s for s in side if 0 < s < math.inf]) for side in sides]
+        within += [float(np.std(side, ddof=1)) for side in logs if side.size > 1]
+        if all(side.size for side in logs):
+            moved[name] = float(np.median(logs[1]) - np.median(logs[0]))
+    own = max([FLOOR, *within])
     if shifts.size >= FEW_CASES:
         # Half the width of the middle 80 % as well as the middle 50 %: drift has long tails.
         low, high = np.quantile(shifts, [0.1, 0.9])
@@ -129,5 +135,5 @@ def apart(
     else:
         scatter, freedom = math.sqrt(2) * own, 2
     reach = t_quantile(1 - FALSE_ALARMS / 2 / max(1, shifts.size), freedom) * scatter
-    drift = Drift(copy, common, scatter, reach, int(shifts.size))
+    drift = Drift(moved, common, scatter, reach, int(shifts.size))
     return [drift.widen(r) if math.isfinite(r.value) else r for r in raw], drift

@@ -120,7 +120,8 @@ def judge(plan: Plan, measured: Sequence[Sides]) -> dict[str, Any]:
     """Count verdicts at ``slower:3%``: the false alarms among identical pairs, and what was found of each delay.
 
     Intervals of the shares are 95 % (Clopper-Pearson). ``smallest_difference`` is the smallest delay found in at least
-    95 % of its trials, None if none is. ``noise`` is the deviation of one pass's ratio of identical pairs.
+    95 % of its trials, None if none is. ``noise`` is the deviation of one pass's ratio of identical pairs, None for one
+    pass.
     """
     out: dict[str, Any] = {
         "schema": 1,
@@ -139,7 +140,8 @@ def judge(plan: Plan, measured: Sequence[Sides]) -> dict[str, Any]:
             out["false_alarms"] = {
                 k: entry[k] for k in ("trials", "slower", "faster", "share", "share_low", "share_high")
             }
-            out["noise"] = float(np.median([r.spread for r in ratios]))
+            noise = float(np.median([r.spread for r in ratios]))
+            out["noise"] = noise if math.isfinite(noise) else None
         else:
             out["delays"].append({"delay": delay} | entry)
             if out["smallest_difference"] is None and entry["share"] >= WANTED:
@@ -182,6 +184,6 @@ def text(result: dict[str, Any]) -> str:
     ]
     seen = f"{smallest:.0%}" if smallest is not None else "none of those tried"
     lines.append(f"Smallest difference found in at least {WANTED:.0%} of trials: {seen}.")
-    varies = "unknown (one pass)" if math.isnan(noise) else f"{noise:.1%}"
+    varies = "unknown (one pass)" if noise is None else f"{noise:.1%}"
     lines.append(f"Noise: deviation of the ratio between passes {varies}; load of the machine {result['load']}.")
     return "\n".join(lines)

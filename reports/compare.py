@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from spikemark.harness import contrast
@@ -26,6 +27,8 @@ from spikemark.harness.statistics import PassTable, Row, summarise
 
 BROKEN = "broken"
 FAIL_ON = {"slower": 0.03}
+GAUGES = {"copy": "samples", "computation": "compute_samples"}
+"""Name of a calibration -> the field of the journal's line that holds its seconds."""
 ORDER = (BROKEN, SLOWER, INCONCLUSIVE, FASTER, SAME)
 
 
@@ -132,9 +135,9 @@ def compare(
     else:
         # Raw samples by pass: the drift is judged on all cases at once.
         tables = [_table(r, rows, timed) for r, rows in ((base, old), (new, now))]
-        copies = [[float(c["copy_bytes_per_s"]) for c in r.calibrations] for r in (base, new)]
+        gauges = {name: (_gauge(base, name), _gauge(new, name)) for name in GAUGES}
         pairs = [(i, i) for i in range(len(timed))]
-        ratios, drift = contrast.apart(tables[0], tables[1], pairs, (copies[0], copies[1]))
+        ratios, drift = contrast.apart(tables[0], tables[1], pairs, gauges)
     by_key = dict(zip(timed, ratios, strict=True))
     changes = [_change(old[key], now[key], by_key.get(key), limits["slower"]) for key in common]
     changes.sort(key=lambda c: (ORDER.index(c.verdict) if c.verdict in ORDER else len(ORDER), -_size(c), c.key))
@@ -196,6 +199,11 @@ def _by_pass(run: Run) -> dict[str, dict[int, Record]]:
 def _table(run: Run, rows: dict[str, Row], keys: list[str]) -> PassTable:
     records = _by_pass(run)
     return PassTable([{p: r.samples for p, r in records[rows[key]["key"]].items()} for key in keys])
+
+
+def _gauge(run: Run, name: str) -> list[float]:
+    """Median seconds of one calibration in each pass."""
+    return [median(c[GAUGES[name]]) for c in run.calibrations if c.get(GAUGES[name])]
 
 
 def _change(base: Row, new: Row, ratio: Interval | None, slower: float) -> Change:

@@ -80,13 +80,13 @@ def remarks(comparison: Comparison) -> list[str]:
                 f"Between passes the ratio of a case varied by {words.percent(spreads[len(spreads) // 2])} (median)."
             )
     else:
-        copy = "was not measured" if drift.copy is None else f"took {_signed(math.exp(drift.copy))} time"
+        gauges = ", ".join(f"a {name} {_signed(math.exp(moved))}" for name, moved in drift.gauges.items())
         out.append(
-            "These are two runs made at different times. In the new one the calibration kernel (a plain copy) "
-            f"{copy}, and {words.count(drift.cases, 'case')} together {_signed(math.exp(drift.common))}; cases scatter "
-            f"by {words.percent(drift.scatter)} around that. Every interval was widened by it. Slowdowns below about "
-            f"{words.percent(drift.blind)} cannot be told from the machine's drift this way: "
-            "`spikemark compare --measure` can."
+            "These are two runs made at different times, so drift of the machine is in every change. In the new run "
+            f"the calibration took: {gauges or 'not measured'}; {words.count(drift.cases, 'case')} together took "
+            f"{_signed(math.exp(drift.common))} and scatter by {words.percent(drift.scatter)} around that. Every "
+            f"interval was widened by it. A slowdown below about {_signed(1 + drift.blind)} cannot be told from drift "
+            "this way: `spikemark compare --measure` can."
         )
     out += [
         f"Environments differ on {words.clean(d)}: {words.clean(text)}." for d, text in comparison.differing.items()

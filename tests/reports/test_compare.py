@@ -30,7 +30,10 @@ def case(index: int = 0, name: str = "native", device: str = "cpu", workload: st
 
 
 def run(records: list[Record], copies: dict[int, float] | None = None, name: str = "r", **meta: Any) -> Run:
-    lines = [{"pass_index": p, "environment": "cpu", "copy_bytes_per_s": c} for p, c in (copies or {}).items()]
+    lines = [
+        {"pass_index": p, "environment": "cpu", "copy_bytes_per_s": 1 / s, "samples": [s], "compute_samples": [2 * s]}
+        for p, s in (copies or {}).items()
+    ]
     return Run(Path(name), {"environments": {"cpu": ENVIRONMENT}} | meta, records, lines)
 
 
@@ -50,7 +53,7 @@ def measured(
         for p in range(passes):
             samples = centre * math.exp(rng.normal(0, 0.01)) * np.exp(rng.normal(0, 0.02, 12))
             records.append(Record(case(index), p, "ok", samples=samples.tolist(), environment="cpu"))
-    return run(records, {p: 1e10 / drift * math.exp(rng.normal(0, 0.02)) for p in range(passes)})
+    return run(records, {p: drift * math.exp(rng.normal(0, 0.02)) for p in range(passes)})
 
 
 def interleaved(
@@ -121,11 +124,12 @@ def test_a_case_that_stands_out_is_seen_and_the_drift_is_said() -> None:
     assert [c.new["workload"] for c in found.changes if c.verdict == "slower"] == ["net/layer7"]
     assert found.drift is not None
     assert math.exp(found.drift.common) == pytest.approx(1.3, rel=0.05)
-    assert math.exp(found.drift.copy or 0) == pytest.approx(1.3, rel=0.1)
+    assert set(found.drift.gauges) == {"copy", "computation"}
+    assert math.exp(found.drift.gauges["copy"]) == pytest.approx(1.3, rel=0.1)
     said = " ".join(compare_text.remarks(found))
     assert "made at different times" in said
     assert "compare --measure" in said
-    assert re.search(r"30 cases together \+(2[5-9]|3[0-5])", said)
+    assert re.search(r"30 cases together took \+(2[5-9]|3[0-5])", said)
 
 
 def test_a_shift_of_everything_is_not_called_a_regression() -> None:
@@ -137,7 +141,7 @@ def test_a_shift_of_everything_is_not_called_a_regression() -> None:
     found = compare(base, new)
     assert "slower" not in found.counts
     assert found.drift is not None
-    assert found.drift.copy is None
+    assert found.drift.gauges == {}
 
 
 def test_a_single_case_apart_can_only_be_inconclusive_or_huge() -> None:
