@@ -6,6 +6,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: run test setup setup-test lint typecheck format gpu clean
 
+# A recording to measure beside the published layers; without one, a small network is trained and recorded.
+SPIKES ?= $(firstword $(wildcard ../shared/data/*.npz))
+
+run: setup
+	@spikes="$(SPIKES)"; \
+	if [ -z "$$spikes" ]; then \
+	    mkdir -p runs && $(BIN)/python examples/record_digits.py runs/digits.npz && spikes=runs/digits.npz; \
+	fi; \
+	$(BIN)/spikemark run --preset quick --spikes "$$spikes"
+
 setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
