@@ -122,7 +122,7 @@ def _variants(
                 for dtype in chosen.dtypes or ("float32",):
                     for phase in OPERATORS[operator].phases:
                         if matches(phase, chosen.phases or ("*",)):
-                            for name in _implementations(chosen, (*plan.skip, *part.skip), operator, device):
+                            for name in _implementations(chosen, plan.skip, operator, device):
                                 yield Case(operator, phase, name, device, dtype, problem)
 
 
