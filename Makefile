@@ -41,7 +41,7 @@ format: setup-test
 # mypy must see the repository root as the package `spikemark`, as the install does.
 typecheck: setup-test
 	mkdir -p $(VENV)/typecheck && ln -sfn $(CURDIR) $(VENV)/typecheck/spikemark
-	cd $(VENV)/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p spikemark.kernels -p spikemark.harness -p spikemark.suites -p spikemark.reports -m spikemark.runner
+	cd $(VENV)/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p spikemark.kernels -p spikemark.harness -p spikemark.suites -p spikemark.reports -p spikemark.commands -m spikemark.runner
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -85,6 +85,15 @@ def worker_command(*more: str) -> WorkerCommand:
     return lambda plan, events: [*worker_command(plan, events), *more]
 
 
+def _place(group: list[dict[str, Any]]) -> tuple[Any, ...]:
+    """Operators and phases in the order in which they are listed everywhere."""
+    from spikemark.kernels.catalog import OPERATORS
+
+    row = group[0]
+    operator = OPERATORS[row["operator"]]
+    return list(OPERATORS).index(operator.name), row["workload"], operator.phases.index(row["phase"]), row["group"]
+
+
 def _tied(names: Sequence[str]) -> str:
     """The fastest, and who cannot be told from it."""
     more = f" = {len(names) - 3} more" if len(names) > 3 else ""
@@ -102,7 +111,7 @@ def summary(path: Path) -> str:
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
     lines = []
-    for group in groups.values():
+    for group in sorted(groups.values(), key=_place):
         timed = sorted((r for r in group if r["status"] == OK and r["median_s"]), key=lambda r: r["median_s"])
         if not timed:
             continue

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from spikemark.harness.progress import inert
 
+__all__ = ["CELL_LIMIT", "inert", "table", "width"]
+
 CELL_LIMIT = 200  # columns; a reason is a sentence, and the report has it in full
 
 

@@ -248,7 +248,8 @@ def _what_was_close(chosen: Selection, cases: Callable[[Selection], list[Case]])
     for field, option in _OPTIONS.items():
         if not getattr(chosen, field):
             continue
-        without = replace(chosen, **{field: ("*",)})
+        anything: dict[str, Any] = {field: ("*",)}
+        without = replace(chosen, **anything)
         names = list(dict.fromkeys(str(getattr(case, field[:-1])) for case in cases(without)))
         if names:
             more = f" or {len(names) - _HINTS} more" if len(names) > _HINTS else ""

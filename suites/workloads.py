@@ -156,7 +156,7 @@ def _parse(network: str, table: dict[str, Any], entry: Any, before: str) -> Work
     params = both.get("neuron_params", {})
     if not isinstance(params, dict):
         raise ValueError("`neuron_params` must be a table such as { tau_m = 5, tau_s = 3, tau_g = 2.5, v_th = 1 }")
-    shared = {
+    shared: dict[str, Any] = {
         "name": f"{network}/{entry['name']}",
         "kind": kind,
         "batch": _count("batch", both["batch"]),
