@@ -125,6 +125,11 @@ def _set_cudnn_tf32(value: bool | None) -> None:
         torch.backends.cudnn.allow_tf32 = value
 
 
+def _set_cuda_device(value: int | None) -> None:
+    if value is not None:
+        torch.cuda.set_device(value)
+
+
 WATCHES: tuple[_Watch, ...] = (
     _Watch("torch's thread count", torch.get_num_threads, torch.set_num_threads),
     _Watch("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -143,7 +148,7 @@ WATCHES: tuple[_Watch, ...] = (
     _Watch("cuDNN's switches (enabled, benchmark, deterministic)", _cudnn, _set_cudnn),
     _Watch("the current CUDA device",
            lambda: torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
-           lambda v: v is None or torch.cuda.set_device(v)),
+           _set_cuda_device),
     _Watch("the clocks of module time", lambda: {n: getattr(time, n) for n in CLOCKS}, _set_clocks, shown=False),
     _Watch("signal handlers", lambda: {s: signal.getsignal(s) for s in SIGNALS}, _set_signals, shown=False),
     _Watch("the working directory", os.getcwd, os.chdir, shown=False),

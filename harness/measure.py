@@ -47,9 +47,9 @@ def measure_case(
     """Verify and time ``case``. Always returns a record: what a kernel does wrong is its status and reason.
 
     ``clock`` is the one that ``benchmark`` (pytest-benchmark's fixture) was given as its timer. ``emit`` is called
-    with the name of each stage as it begins. ``record.details``: ``harness_s`` is the time beside all kernel calls and
-    beside ``block_s`` (inputs and references, shared by the implementations of a comparison); ``spoilt`` is set if the
-    process should measure no more.
+    with the name of each stage as it begins. ``record.details``: ``harness_s`` is the time beside all kernel calls,
+    beside ``prepare_s`` (what a call consumes: the forward before a layer's backward) and beside ``block_s`` (inputs
+    and references, shared by a comparison's implementations); ``spoilt`` is set if the process should measure no more.
     """
     _load(case.operator)
     record = Record(case, pass_index, records.OK, environment=environment or case.device, started_s=time.time())
@@ -62,7 +62,9 @@ def measure_case(
         _settle(record, state, leftover)
     record.elapsed_s = (now_ns() - started) * 1e-9
     own = record.elapsed_s - (clock() - kernel_s) - record.details.get("block_s", 0.0)
-    record.details["harness_s"] = own - sum(record.call_samples) - record.details.get("ledger_call_s", 0.0)
+    record.details["harness_s"] = (
+        own - sum(record.call_samples) - sum(record.details.get(name, 0.0) for name in ("ledger_call_s", "prepare_s"))
+    )
     if record.status != records.OK:
         _withdraw(record, benchmark)
     return record
@@ -233,7 +235,9 @@ class _Run:
         self._stage("first-call")
         try:
             with annotated(f"verify {self.case.key}", "verify"):
-                found: Verification = verify.gate(self.block, self.implementation, self.clock, self._stage)
+                found: Verification = verify.gate(
+                    self.block, self.implementation, self.clock, self._stage, second=self.options.first
+                )
         except BaseException:
             verify.forget_block()  # inputs may have been written to
             raise
@@ -294,3 +298,4 @@ class _Run:
             raise Refused(records.ERROR, found)
         if kept:
             self.record.flags.append("keeps-memory")
+        self.record.details["prepare_s"] = self.sampler.prepare_s

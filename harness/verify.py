@@ -47,7 +47,7 @@ class Verification:
     poisoned: bool = False
     second_input: bool = False
     fingerprint: list[Tensor] = field(default_factory=list)
-    bound: BoundCall | None = None
+    bound: BoundCall = field(kw_only=True)
 
     def figures(self) -> dict[str, Any]:
         """The part that a record keeps."""
@@ -170,11 +170,15 @@ def admit(case: Case, implementation: Any) -> None:
 
 
 def gate(
-    block: Block, implementation: Any, clock: DeviceClock, stage: Callable[[str], None] = lambda name: None
+    block: Block,
+    implementation: Any,
+    clock: DeviceClock,
+    stage: Callable[[str], None] = lambda name: None,
+    second: bool = True,
 ) -> Verification:
     """Two verified calls of ``implementation`` on ``block``'s inputs. Raises ``Refused`` if anything is wrong.
 
-    ``stage`` is told ``verify`` when the first call is over.
+    ``stage`` is told ``verify`` when the first call is over. Without ``second`` there is one call, on one input.
 
     Exceptions of the implementation pass through. Costs two calls, two comparisons and a few passes over the inputs.
     """
@@ -193,7 +197,8 @@ def gate(
     if not comparison.ok:
         raise incorrect(comparison.reason)
     marks = fingerprint(outputs)
-    poisoned = second_call(block, implementation, clock, outputs) if block.has_second else False
+    second = second and block.has_second
+    poisoned = second_call(block, implementation, clock, outputs) if second else False
     if not same_bits(early, [checksum(t) for t in outputs.values()]):
         raise incorrect("its first result changed after it was returned: computed lazily, or its memory used again")
     return Verification(
@@ -204,7 +209,7 @@ def gate(
         total=comparison.total,
         first_call_s=first_call_s,
         poisoned=poisoned,
-        second_input=block.has_second,
+        second_input=second,
         fingerprint=marks,
         bound=bound,
     )

@@ -42,6 +42,8 @@ def test_a_record_has_everything_and_survives_json() -> None:
 def test_ledger_and_first_call_can_be_left_to_another_pass() -> None:
     record = measure_case(CASE, dataclasses.replace(QUICK, ledger=False, first=False))
     assert (record.status, record.memory, record.first_call_s) == ("ok", {}, None)
+    assert record.verification["second_input"] is False
+    assert measure_case(CASE, QUICK).verification["second_input"] is True
 
 
 def test_options_come_from_a_plan_that_may_know_more() -> None:
@@ -122,7 +124,7 @@ def test_noise_takes_samples_until_the_interval_is_narrow(kernel: Callable[..., 
     [
         ({"budget_s": 0.02}, 0.0, "kernel time", 20),
         ({"budget_s": 10.0, "max_samples": 15}, 0.0, "samples", 15),
-        ({"budget_s": 10.0}, 0.005, "time beside the kernel", 20),
+        ({"budget_s": 10.0}, 0.005, "time beside the kernel", round(sampling.BESIDE_S / 0.005)),
         ({"budget_s": 0.001}, 0.0, "kernel time", 10),  # never fewer than the least number
     ],
 )
