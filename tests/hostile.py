@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -303,88 +304,37 @@ class HostileWrongOnce(Right):
 # -- changes to the process ----------------------------------------------------------------------------------------
 
 
-@hostile("error", "thread count")
-class HostileThreads(Right):
-    """Changes torch's thread count."""
+def changes(name: str, words: str, *actions: Callable[[], object]) -> None:
+    """Register ``Hostile<name>``, right but for ``actions`` ahead of every call, which change the process."""
 
-    def before(self, given: Tensor) -> None:
-        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
+    def before(self: Right, given: Tensor) -> None:
+        for action in actions:
+            action()
 
-
-@hostile("error", "default dtype")
-class HostileDefaultDtype(Right):
-    """Changes torch's default dtype."""
-
-    def before(self, given: Tensor) -> None:
-        torch.set_default_dtype(torch.float64)
+    hostile("error", words)(type(f"Hostile{name}", (Right,), {"before": before, "__doc__": f"Changes the {words}."}))
 
 
-@hostile("error", "grad mode")
-class HostileGradMode(Right):
-    """Switches gradients off."""
-
-    def before(self, given: Tensor) -> None:
-        torch._C._set_grad_enabled(False)
+def _slow_clock() -> None:
+    start = time.perf_counter
+    time.perf_counter = lambda: start() / 1000  # looks a thousand times faster
+    time.perf_counter_ns = lambda: 0
 
 
-@hostile("error", "torch's random state")
-class HostileSeed(Right):
-    """Seeds torch."""
-
-    def before(self, given: Tensor) -> None:
-        torch.manual_seed(12345)
-
-
-@hostile("error", "numpy's random state")
-class HostileNumpySeed(Right):
-    """Draws from numpy's and Python's global generators."""
-
-    def before(self, given: Tensor) -> None:
-        np.random.random()
-        random.random()
-
-
-@hostile("error", "time.perf_counter")
-class HostileClock(Right):
-    """Replaces the clocks, to look a thousand times faster."""
-
-    def before(self, given: Tensor) -> None:
-        start = time.perf_counter
-        time.perf_counter = lambda: start() / 1000
-        time.perf_counter_ns = lambda: 0
-
-
-@hostile("error", "deterministic")
-class HostileDeterministic(Right):
-    """Changes the determinism and TF32 switches."""
-
-    def before(self, given: Tensor) -> None:
-        torch._C._set_deterministic_algorithms(True)  # the public function imports the compiler first
-        torch.set_float32_matmul_precision("medium")
-
-
-@hostile("error", "signal handlers")
-class HostileSignals(Right):
-    """Takes over a signal."""
-
-    def before(self, given: Tensor) -> None:
-        signal.signal(signal.SIGUSR1, lambda number, frame: None)
-
-
-@hostile("error", "working directory")
-class HostileDirectory(Right):
-    """Changes the working directory."""
-
-    def before(self, given: Tensor) -> None:
-        os.chdir("/")
-
-
-@hostile("error", "HOSTILE")
-class HostileEnvironment(Right):
-    """Sets an environment variable."""
-
-    def before(self, given: Tensor) -> None:
-        os.environ["HOSTILE"] = "1"
+changes("Threads", "thread count", lambda: torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2))
+changes("DefaultDtype", "default dtype", lambda: torch.set_default_dtype(torch.float64))
+changes("GradMode", "grad mode", lambda: torch._C._set_grad_enabled(False))
+changes("Seed", "torch's random state", lambda: torch.manual_seed(12345))
+changes("NumpySeed", "numpy's random state", np.random.random, random.random)
+changes("Clock", "time.perf_counter", _slow_clock)
+changes(
+    "Deterministic",
+    "deterministic",
+    lambda: torch._C._set_deterministic_algorithms(True),  # the public function imports the compiler first
+    lambda: torch.set_float32_matmul_precision("medium"),
+)
+changes("Signals", "signal handlers", lambda: signal.signal(signal.SIGUSR1, lambda number, frame: None))
+changes("Directory", "working directory", lambda: os.chdir("/"))
+changes("Environment", "HOSTILE", lambda: os.environ.update(HOSTILE="1"))
 
 
 @hostile("error", "thread")
