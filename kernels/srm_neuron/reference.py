@@ -18,7 +18,10 @@ CLAMP_T = -123456789.0
 @dataclass(frozen=True)
 class ReferenceForward:
     """Float64 forward, [B, T, *S]: outputs, the potential ``u``, and ``peak``, the running maximum of
-    ``|c| * (|m| + |s|)`` whose rounding bounds the error of ``u``; ``peak_g`` likewise for ``delta_ut``."""
+    ``|c| * (|m| + |s|)`` whose rounding bounds the error of ``u``; ``peak_g`` likewise for ``delta_ut``.
+
+    A maximum runs from the neuron's last spike: the reset leaves exact zeros, so no rounding from before it remains.
+    """
 
     spikes: Tensor
     delta_u: Tensor
@@ -46,7 +49,7 @@ def forward(current: Tensor, params: SrmParams) -> ReferenceForward:
         spikes[:, t] = fired.to(torch.float64)
         us[:, t], peaks[:, t], peaks_g[:, t] = u, peak, peak_g
         zero = torch.zeros_like(u)
-        m, s, g, u_last = (torch.where(fired, zero, v) for v in (m, s, g, u))
+        m, s, g, u_last, peak, peak_g = (torch.where(fired, zero, v) for v in (m, s, g, u, peak, peak_g))
     return ReferenceForward(spikes, delta_u, delta_ut, us, peaks, peaks_g)
 
 

@@ -88,37 +88,43 @@ def own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return types.FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
-@functools.cache
-def compiled(
-    phase: str, steps: int, chunked: bool, dtype: torch.dtype, device: str, threads: int
-) -> Callable[..., tuple[Tensor, ...]]:
-    """The compiled function for one phase and number of steps; compiles when it is first called.
+class Graph:
+    """One phase and number of steps as a compiled function; compiles when first called.
 
     A graph break, a failing compiler or a switched-off compiler is an error, never a silent run of the Python code.
+    ``compilations`` counts what inductor was given.
     """
-    body = own_code(
-        {"forward": forward_steps, "backward": backward_steps}[phase], f"srm_{phase}_{steps}{'_chunk' * chunked}"
-    )
-    graphs: list[Any] = []
 
-    def counted(graph: Any, inputs: Any) -> Any:
+    def __init__(self, phase: str, steps: int, chunked: bool) -> None:
+        function = {"forward": forward_steps, "backward": backward_steps}[phase]
+        body = own_code(function, f"srm_{phase}_{steps}{'_chunk' * chunked}")
+        self.steps = steps
+        self.compilations = 0
+        self._compiled = torch.compile(body, fullgraph=True, dynamic=True, backend=self._backend)
+
+    def _backend(self, graph: Any, inputs: Any) -> Any:
         from torch._dynamo import lookup_backend
 
-        graphs.append(graph)
+        self.compilations += 1
         return lookup_backend("inductor")(graph, inputs)
 
-    inner = torch.compile(body, fullgraph=True, dynamic=True, backend=counted)
-
-    def run(*arguments: Tensor | None) -> tuple[Tensor, ...]:
+    def __call__(self, *arguments: Tensor | None) -> tuple[Tensor, ...]:
+        """The function's result for ``arguments``, its tensors of any size; see ``forward_steps``."""
         import torch._dynamo
 
         with torch.no_grad(), torch._dynamo.config.patch(suppress_errors=False):
-            result: tuple[Tensor, ...] = inner(steps, *(a if a is None else unrelated(a) for a in arguments))
-        if not graphs:
+            result: tuple[Tensor, ...] = self._compiled(
+                self.steps, *(a if a is None else unrelated(a) for a in arguments)
+            )
+        if not self.compilations:
             raise RuntimeError("torch.compile ran the Python code instead of compiling it: is it switched off?")
         return result
 
-    return run
+
+@functools.cache
+def compiled(phase: str, steps: int, chunked: bool, dtype: torch.dtype, device: str, threads: int) -> Graph:
+    """The one graph of a phase and number of steps for a dtype, kind of device and number of threads."""
+    return Graph(phase, steps, chunked)
 
 
 def unrelated(tensor: Tensor) -> Tensor:
