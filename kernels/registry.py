@@ -24,11 +24,33 @@ from spikemark.kernels.types import Problem
 
 ENTRY_POINT_GROUP = "spikemark.implementations"
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-INSTALL = {
-    "cupy": "install spikemark[cuda12] or spikemark[cuda13], as your driver's CUDA version",
-    "triton": "install triton (Linux): pip install triton",
-    "cudnn": "install the extra spikemark[cuda12] or spikemark[cuda13] (nvidia-cudnn-frontend)",
-}
+
+
+def install_hint(module: str) -> str:
+    """What to install for ``module``, chosen by the CUDA that torch is built for (torch need not be imported yet)."""
+    if module == "triton":
+        return "install triton (Linux): pip install triton"
+    if module not in ("cupy", "cudnn"):
+        return f"pip install {module}"
+    torch = sys.modules.get("torch")
+    cuda = getattr(getattr(torch, "version", None), "cuda", None) or ""
+    package = {"cupy": f"cupy-cuda{cuda.split('.')[0]}x", "cudnn": "nvidia-cudnn-frontend"}[module]
+    if cuda:
+        return f"pip install 'spikemark[cuda{cuda.split('.')[0]}]' or {package} (torch is built for CUDA {cuda})"
+    return "install the extra spikemark[cuda12] or spikemark[cuda13], as the CUDA version of your driver"
+
+
+def gpu_missing() -> str | None:
+    """Why torch has no CUDA device, in one line that says what to do; None if it has one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return "no CUDA device: this torch is a build without CUDA; needs an NVIDIA GPU and a CUDA build of torch"
+    return (
+        f"no CUDA device: torch is built for CUDA {torch.version.cuda}, but finds no NVIDIA GPU with a working driver"
+    )
 
 
 class Implementation:
@@ -46,6 +68,8 @@ class Implementation:
     baseline: ClassVar[bool] = False
     default: ClassVar[bool] = True
     source: ClassVar[str] = "spikemark"
+    graph_capture: ClassVar[bool] = False
+    """Whether its calls, once warmed up, can be captured in a CUDA graph: they neither synchronise nor compile."""
     ran: str = ""
     """Name of the kernel or path that the last call really took, where there is a choice; results record it."""
 
@@ -64,14 +88,13 @@ class Implementation:
     @functools.cached_property
     def reason(self) -> str:
         """Why it is unavailable, in one line that says what to do; empty when it is available."""
+        # The GPU first: without one, no package helps.
+        missing = gpu_missing() if self.device == "cuda" else None
+        if missing:
+            return missing
         for module in self.requires:
             if importlib.util.find_spec(module) is None:
-                return f"Python package {module!r} is not installed: {INSTALL.get(module, f'pip install {module}')}"
-        if self.device == "cuda":
-            import torch
-
-            if not torch.cuda.is_available():
-                return "no CUDA device: needs an NVIDIA GPU, its driver and a CUDA build of torch"
+                return f"Python package {module!r} is not installed: {install_hint(module)}"
         return self.unavailable() or ""
 
     @property

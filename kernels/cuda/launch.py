@@ -12,30 +12,48 @@ from typing import Any
 
 import numpy as np
 import torch
-from spikemark.kernels.cuda import source
+from spikemark.kernels.cuda import binary, source
 from torch import Tensor
 
 THREADS = 128
 MAX_BLOCKS = 2**31 - 1
 
+Argument = Tensor | np.generic | None
+
 
 def unavailable() -> str | None:
-    """Why CuPy cannot launch here, in one line that names the package to install; None if it can."""
-    wanted = (torch.version.cuda or "").split(".")[0]
+    """Why CuPy cannot launch on the current device, in one line that says what to install; None if it can."""
+    cuda = torch.version.cuda or ""
+    wanted = cuda.split(".")[0]
     package = f"cupy-cuda{wanted}x" if wanted else "the CuPy package of your driver's CUDA version"
     try:
         import cupy
-    except ImportError as error:
-        return f"CuPy cannot be imported ({error}): pip install {package}"
+    except (ImportError, OSError) as error:
+        return f"CuPy cannot be imported ({_first_line(error)}): pip install {package}"
     built_for = str(cupy.cuda.runtime.runtimeGetVersion() // 1000)
     if wanted and built_for != wanted:
-        return f"CuPy is built for CUDA {built_for} but torch for CUDA {wanted}: pip install {package}"
+        return f"CuPy is built for CUDA {built_for} but torch for CUDA {cuda}: pip install {package}"
     major, minor = torch.cuda.get_device_capability()
     lowest = int(source.ARCHITECTURES[0].removeprefix("sm_"))
     if major * 10 + minor < lowest:
-        oldest = source.ARCHITECTURES[0]
-        return f"GPU architecture sm_{major}{minor} is older than {oldest}, the oldest these kernels support"
+        return f"GPU architecture sm_{major}{minor} is older than sm_{lowest}, the oldest these kernels support"
+    try:
+        known = cupy.cuda.nvrtc.getSupportedArchs()
+    except RuntimeError as error:
+        return f"CuPy finds no NVRTC ({_first_line(error)}): pip install nvidia-cuda-nvrtc-cu{built_for}"
+    if major * 10 + minor not in known:
+        return f"NVRTC {_nvrtc_version(cupy)} does not know sm_{major}{minor}: install a newer nvidia-cuda-nvrtc"
     return None
+
+
+def _first_line(error: BaseException) -> str:
+    """The line of a message that says most: CuPy frames its own in banners and puts the cause last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" =\t")]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _nvrtc_version(cupy: Any) -> str:
+    return ".".join(str(part) for part in cupy.cuda.nvrtc.getVersion())
 
 
 def check_device(implementation: str, **tensors: Tensor) -> torch.device:
@@ -56,9 +74,13 @@ def blocks_for(threads: int, per_block: int = THREADS) -> int:
     return (threads + per_block - 1) // per_block
 
 
-def launch(
-    name: str, kernel: str, blocks: int, arguments: Sequence[Tensor | np.generic | None], device: torch.device
-) -> None:
+def check_grid(kernel: str, blocks: int) -> None:
+    """``ValueError`` naming the kernel if a grid cannot have that many blocks."""
+    if blocks > MAX_BLOCKS:
+        raise ValueError(f"{kernel}: {blocks} blocks are more than a grid can have ({MAX_BLOCKS})")
+
+
+def launch(name: str, kernel: str, blocks: int, arguments: Sequence[Argument], device: torch.device) -> None:
     """Launch ``kernel`` of the source ``name`` with ``blocks`` blocks of ``THREADS``; no block, no launch.
 
     ``arguments`` are tensors (passed as pointers), None (a null pointer) and numpy scalars (passed by value,
@@ -66,46 +88,57 @@ def launch(
     """
     if blocks == 0:
         return
-    if blocks > MAX_BLOCKS:
-        raise ValueError(f"{kernel}: {blocks} blocks are more than a grid can have ({MAX_BLOCKS})")
-    import cupy
-
-    values = tuple(_value(a) for a in arguments)
-    with torch.cuda.device(device):
-        stream = torch.cuda.current_stream(device).cuda_stream
-        try:
-            function = _function(name, kernel, torch.cuda.current_device())
-            with cupy.cuda.ExternalStream(stream):
-                function((blocks,), (THREADS,), values)
-        except Exception as error:
-            shown = ", ".join(describe(a) for a in arguments)
-            raise RuntimeError(f"{kernel}<<<{blocks}, {THREADS}>>>({shown}) failed: {error}") from error
+    check_grid(kernel, blocks)
+    # CuPy passes a Python integer as 64 bits: a pointer. None it would pass as no argument at all.
+    values = [a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in arguments]
+    try:
+        if torch.cuda.current_device() == device.index:
+            _launch_here(name, kernel, blocks, values, device)
+        else:
+            with torch.cuda.device(device):
+                _launch_here(name, kernel, blocks, values, device)
+    except Exception as error:
+        shown = ", ".join(describe(a) for a in arguments)
+        raise RuntimeError(f"{kernel}<<<{blocks}, {THREADS}>>>({shown}) failed: {error}") from error
 
 
-def _value(argument: Tensor | np.generic | None) -> Any:
-    if argument is None:
-        return np.uint64(0)
-    return np.uint64(argument.data_ptr()) if isinstance(argument, Tensor) else argument
+class _Stream:
+    """What CuPy's launch reads of a stream. (Its own ``ExternalStream`` is deprecated, and costs a context.)"""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
 
 
-def describe(argument: Tensor | np.generic | None) -> str:
+def _launch_here(name: str, kernel: str, blocks: int, values: list[Any], device: torch.device) -> None:
+    function = _function(name, kernel, device.index)
+    stream = _Stream(torch.cuda.current_stream(device).cuda_stream)
+    function((blocks,), (THREADS,), values, stream=stream)
+
+
+def describe(argument: Argument) -> str:
     """An argument in an error message: dtype and shape of a tensor, the value of a scalar."""
     if isinstance(argument, Tensor):
         return f"{str(argument.dtype).removeprefix('torch.')}{list(argument.shape)}"
-    return "null" if argument is None else f"{argument!r}"
+    return "null" if argument is None else f"{argument}"
 
 
 @functools.cache
 def _function(name: str, kernel: str, device_index: int) -> Any:
-    use_torch_allocator()
-    return _module(name).get_function(kernel)
+    return _module(name, device_index).get_function(kernel)
 
 
 @functools.cache
-def _module(name: str) -> Any:
+def _module(name: str, device_index: int) -> Any:
+    """The source's machine code loaded on the device, which is the current one."""
     import cupy
 
-    return cupy.RawModule(code=source.text(name), options=source.OPTIONS, backend="nvrtc")
+    use_torch_allocator()
+    major, minor = torch.cuda.get_device_capability(device_index)
+    module = cupy.cuda.function.Module()
+    module.load(binary.compiled(name, f"sm_{major}{minor}", cupy.cuda.nvrtc))
+    return module
 
 
 @functools.cache
@@ -114,7 +147,8 @@ def use_torch_allocator() -> None:
     import cupy
 
     def allocate(size: int, device_index: int) -> int:
-        stream = torch.cuda.current_stream(device_index)
+        # For CuPy's current stream: it is the one on which CuPy will use the memory.
+        stream = cupy.cuda.get_current_stream().ptr
         return int(torch.cuda.caching_allocator_alloc(size, device_index, stream))
 
     def free(pointer: int, device_index: int) -> None:

@@ -1,8 +1,9 @@
 """Which implementations a kernel test runs here: those of the CPU, and the CUDA ones through what stands in for a GPU.
 
 Raw kernels run their own source, compiled for the CPU (``emulator``); ``cudnn_transpose`` runs its algebra on torch's
-CPU convolutions; Triton's kernels run in Triton's interpreter, in a process of their own (``test_triton.py`` sets
-``TRITON_INTERPRET`` before anything imports triton). So every test of every fault covers them too.
+CPU convolutions, ``cudnn_frontend`` on a recorded ``cudnn`` module; Triton's kernels run in Triton's interpreter, in a
+process of their own (``test_triton.py`` sets ``TRITON_INTERPRET`` before anything imports triton). So every test of
+every fault covers them too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import os
 from typing import Any
 
+import fake_cudnn
 import torch
 from emulator import Emulator
 from spikemark import kernels
@@ -47,6 +49,9 @@ def testable(operator: str) -> list[Any]:
             found.append(one)
         elif one.name == "cudnn_transpose":
             one.transposed, one.exchanged = _conv_transpose2d, _conv2d
+            found.append(one)
+        elif one.name == "cudnn_frontend":
+            fake_cudnn.install(one)
             found.append(one)
     return found
 
