@@ -11,6 +11,8 @@ from spikemark.reports import words
 from spikemark.reports.rows import Report, Row
 
 CLEAR, TIE, NOISE, ALONE, UNCHECKED = "clear", "tie", "within noise", "no rival", "clear, noise unchecked"
+DISTURBED, ONE_PASS = "disturbed", "one pass only"
+_DISTURBING = ("shared-device", "throttled", "code-changed", "environment-changed")
 NO_WINNER = "nothing to choose"
 
 
@@ -48,7 +50,7 @@ def timed(row: Row) -> bool:
 
 
 def answers(report: Report) -> list[Answer]:
-    """One answer a comparison, in journal order."""
+    """One answer a comparison, in the order of the rows."""
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in report.rows:
         key = (row["run_index"], row["environment"], row["group"], row["variant"])
@@ -75,6 +77,10 @@ def _answer(rows: list[Row], noise: float | None) -> Answer:
     out.lead = ranked[1]["median_s"] / best["median_s"]
     if out.tied:
         out.surety = TIE
+    elif any(flag in _DISTURBING for r in ranked[:2] for flag in r["flags"]):
+        out.surety = DISTURBED
+    elif any("one-pass" in r["flags"] for r in ranked[:2]):
+        out.surety = ONE_PASS
     elif noise is None:
         out.surety = UNCHECKED
     else:
@@ -102,25 +108,28 @@ class Section:
         return sorted(counts.items(), key=lambda item: -item[1])
 
     @property
-    def ties(self) -> int:
-        """Comparisons without a single winner."""
-        return sum(1 for a in self.answers if a.winner and a.tied)
-
-    @property
     def summary(self) -> str:
         """ "native fastest in 7 of 8 (11.3× the baseline on average), 1 tie"."""
         decided = [a for a in self.answers if a.winner]
         if not decided:
             return "no implementation has a time"
-        parts = [f"{words.clean(name)} fastest in {n} of {len(decided)}" for name, n in self.wins[:2]]
+        parts = [f"{words.short(name, 40)} fastest in {n} of {len(decided)}" for name, n in self.wins[:2]]
         if self.wins:
             top = self.wins[0][0]
+            if any(a.winner["baseline"] for a in decided if a.winner and a.winner["implementation"] == top):
+                parts[0] += " (the baseline)"
+                return self._with_ties(parts)
             gains = [a.winner.get("speedup") for a in decided if a.winner and a.winner["implementation"] == top]
             mean, used, _ = geometric_mean(gains)
             if used and parts:
                 parts[0] += f", {words.factor(mean)} the baseline" + (" (geometric mean)" if used > 1 else "")
-        if self.ties:
-            parts.append(words.count(self.ties, "tie"))
+        return self._with_ties(parts)
+
+    def _with_ties(self, parts: list[str]) -> str:
+        tied = [a.names for a in self.answers if a.winner and a.tied]
+        if tied:
+            who = words.listed([words.short(n, 30) for n in dict.fromkeys(n for names in tied for n in names)], 3)
+            parts.append(f"{words.count(len(tied), 'tie')} ({who})")
         return "; ".join(parts)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spikemark.harness.environment import MUST_MATCH, differences
+
 if TYPE_CHECKING:
     from spikemark.reports.rows import Report
 
 VOLATILE = ("load", "temperature", "clock", "clocks", "free_bytes", "uptime")
 """Last parts of field names that change from minute to minute and say nothing about comparability."""
-DEVICE_FIELDS = ("device", "device_name", "kind", "threads", "cpu", "gpu", "memory_bytes")
-"""First parts of field names that describe the device itself: comparing devices means that these differ."""
+_ABOUT_THE_DEVICE = ("kind", "device_name", "threads", "cpu.", "gpu.")
+SOFTWARE = (*(f for f in MUST_MATCH if not f.startswith(_ABOUT_THE_DEVICE)), "project.commit", "project.dirty")
+"""What must be equal before times on two devices are divided: everything but what makes them two devices."""
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -37,9 +40,7 @@ def identity(environment: dict[str, Any]) -> str:
 
 def software_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Fields besides the device itself that differ: if there are any, a ratio of devices would mix two causes."""
-    a, b = steady(one), steady(other)
-    names = sorted(k for k in a.keys() | b.keys() if k.split(".", 1)[0] not in DEVICE_FIELDS)
-    return [k for k in names if a.get(k) != b.get(k)]
+    return [name for name, _, _ in differences(one, other, SOFTWARE)]
 
 
 def named(report: Report) -> dict[tuple[int, str], dict[str, Any]]:

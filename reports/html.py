@@ -15,20 +15,23 @@ import jinja2
 from markupsafe import Markup
 from spikemark.harness.records import OK
 from spikemark.harness.runfolder import StorageError
+from spikemark.harness.statistics import RUN_MARGIN
 from spikemark.reports import answers, environments, table_data, words
 from spikemark.reports.answers import Answer, Section
 from spikemark.reports.rows import Report, Row, read
 from spikemark.reports.warnings import warnings
 
 ASSETS = Path(__file__).parent / "assets"
-OPEN_ANSWERS = 24
-"""Up to this many comparisons all sections stand open; above, only the first."""
+OPEN_ANSWERS = 40
+"""Up to this many comparisons stand in one table; above, each operator and phase has its own, to be opened."""
 MOST_ANSWERS = 40
 """Comparisons listed in one section of the first screen; the table has all."""
+MOST_TIED = 3
 MOST_FAILURES = 200
 LEVEL_WORDS = {"bad": "Do not trust:", "care": "Mind:", "note": "Note:"}
 STATUS_CLASS = {OK: "good", "unavailable": "", "unsupported": "", "out-of-memory": "care", "timed-out": "care"}
-SURE_CLASS = {answers.CLEAR: "good", answers.UNCHECKED: "good", answers.TIE: "care", answers.NOISE: "care"}
+SURE_CLASS = {answers.CLEAR: "good", answers.UNCHECKED: "good", answers.DISTURBED: "bad"}
+SURE_CLASS |= dict.fromkeys((answers.TIE, answers.NOISE, answers.ONE_PASS), "care")
 
 
 def write(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -101,7 +104,8 @@ def page(report: Report, devices: tuple[str, str] | None = None) -> str:
         level_words=LEVEL_WORDS,
         query_link=query_link,
         how_sure=_how_sure(report),
-        sections=[_section(s, keys, opened or i == 0) for i, s in enumerate(sections)],
+        sections=[_section(s, keys, i == 0) for i, s in enumerate(sections)],
+        together=opened,
         nothing=_nothing(report),
         picture_groups=groups,
         pictures_note=" ".join([_left_out(left), *heat.refused_pairs(report)]).strip(),
@@ -154,13 +158,11 @@ def _facts(report: Report) -> list[str]:
 def _how_sure(report: Report) -> str:
     noises = [answers.smallest_difference(run.meta) for run in report.runs]
     known = [n for n in noises if n is not None]
-    text = "The fastest implementation that gave right results, by workload. A tie: the slower one's interval does not "
-    text += "leave the winner behind by more than this machine's usual mood."
+    text = "The fastest implementation that gave right results. A tie is named as such: the slower one’s time is not, "
+    text += f"with its whole interval, more than {RUN_MARGIN:.0%} above the fastest."
     if not known:
-        return text + " No self-test was made, so small leads are not checked against this machine's own noise."
-    return (
-        text + f" This machine's own noise, measured by comparing kernels with themselves: {words.percent(max(known))}."
-    )
+        return text + " Without a self-test, leads are not checked against this machine’s own noise."
+    return text + f" Smallest slowdown that this machine’s self-test finds reliably: {words.percent(max(known))}."
 
 
 def _nothing(report: Report) -> str:
@@ -209,7 +211,8 @@ def _answer(answer: Answer, names: list[str], keys: dict[str, str]) -> dict[str,
         "workload": words.short(row["workload"], 60),
         "size": answers.size_words(row, names),
         "link": query_link(query),
-        "names": [{"text": words.short(n, 40), "cls": keys[n]} for n in answer.names],
+        "names": [{"text": words.short(n, 40), "cls": keys[n]} for n in answer.names[:MOST_TIED]],
+        "more_names": max(len(answer.names) - MOST_TIED, 0),
         "speedup": "is the baseline" if row["baseline"] else words.factor(*gain),
         "speedup_interval": "" if row["baseline"] else words.factor_interval(*gain),
         "time": words.seconds(*time),

@@ -5,6 +5,7 @@ pandas is imported only for ``frame``: the page does without it and starts faste
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +26,7 @@ _NOT_IN_FRAME = ("case", "records", "run_index")
 
 @dataclass
 class Report:
-    """Runs read for one report. ``rows`` are in journal order, run by run; ``labels`` name the runs uniquely.
-
-    ``planned`` and ``unmeasured`` count over all runs.
-    """
+    """Runs read for one report, with unique ``labels``; ``rows`` are run by run, sorted for reading (``order``)."""
 
     runs: list[Run]
     labels: list[str]
@@ -62,8 +60,38 @@ def read(paths: list[str | Path]) -> Report:
     runs = [RunFolder.load(p) for p in paths]
     report = Report(runs, _labels([p.name for p in resolved]))
     for index, run in enumerate(runs):
-        report.rows += _rows(run, index, report.labels[index])
+        report.rows += sorted(_rows(run, index, report.labels[index]), key=order)
     return report
+
+
+_OPERATORS = ("srm_neuron", "conv_backward", "srm_conv2d", "srm_linear", "adjusted_avg_pool2d", "clamped_sign")
+_PHASES = ("forward", "backward", "input", "weight", "step")
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """Sorts rows for reading: a run visits its cases in random order, a person looks for them by name.
+
+    Known operators and phases first and in their order, numbers in names by value, the baseline before its rivals.
+    """
+
+    def known(name: str, names: tuple[str, ...]) -> tuple[int, str]:
+        return (names.index(name) if name in names else len(names), name)
+
+    sizes = (row["time_steps"], row["batch"], row["rate_asked"])
+    devices = (row["environment"], row["dtype"])
+    names = (row["variant"], not row["baseline"], _natural(row["implementation"]))
+    return (
+        *devices,
+        known(row["operator"], _OPERATORS),
+        known(row["phase"], _PHASES),
+        _natural(row["workload"]),
+        *sizes,
+        *names,
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() and len(part) < 9 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _labels(names: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from spikemark.reports.answers import Answer
 from spikemark.reports.rows import Report, Row
 from spikemark.reports.warnings import warnings
 
-MOST_CASES = 300
+MOST_CASES = 200
 """Cases that a Markdown report lists; beyond it nobody reads a table without filters."""
 
 

@@ -45,6 +45,19 @@ FLAG_WORDS = {
         "are faster than memory allows: above the measured copy bandwidth, so data came from a cache or the cost "
         "model is wrong",
     ),
+    "shared-device": (
+        "bad",
+        "was measured while another run used the same device",
+        "were measured while another run used the same device",
+    ),
+    "code-changed": ("bad", "has passes of different code", "have passes of different code"),
+    "environment-changed": ("bad", "has passes in different environments", "have passes in different environments"),
+    "keeps-memory": ("care", "keeps memory after its call", "keep memory after their call"),
+    "one-pass": (
+        "care",
+        "has a single pass: its interval is an assumption, not a measurement",
+        "have a single pass: their intervals are an assumption, not a measurement",
+    ),
     "throttled": ("bad", "was measured while the device was throttled", "were measured while the device was throttled"),
 }
 
@@ -81,8 +94,9 @@ def _flags(rows: list[Row]) -> list[Caution]:
             hit.setdefault(flag, []).append(row)
     out = []
     for flag, found in hit.items():
-        level, one, many = FLAG_WORDS.get(flag, ("care", f"has the finding “{words.clean(flag)}”", ""))
-        text = _counted(found, one, many or f"have the finding “{words.clean(flag)}”")
+        shown = words.short(flag, 60)
+        level, one, many = FLAG_WORDS.get(flag, ("care", f"has the finding “{shown}”", f"have the finding “{shown}”"))
+        text = _counted(found, one, many)
         out.append(Caution(level, text, {"flags": flag}))
     return out
 
@@ -102,9 +116,12 @@ def _runs(report: Report) -> list[Caution]:
             out.append(Caution("care", f"{of}has no end: still going, or killed; continue it with --resume.", {}))
         if run.damaged:
             out.append(Caution("care", f"{of}{words.count(run.damaged, 'journal line')} could not be read.", {}))
-        if run.records and answers.smallest_difference(run.meta) is None:
-            text = f"{of}no self-test of this machine: how small a difference can be trusted is not known"
-            out.append(Caution("note", f"{text} (spikemark selftest).", {}))
+        if run.records and not run.meta["selftest"]:
+            text = f"{of}no self-test of this machine, so how small a difference can be trusted is not known"
+            out.append(Caution("note", f"{text}: spikemark selftest --out RUN adds it.", {}))
+        elif run.records and answers.smallest_difference(run.meta) is None:
+            text = f"{of}the self-test of this machine found none of its delays reliably: trust only large factors."
+            out.append(Caution("care", text, {}))
     return out + _overlaps(report)
 
 

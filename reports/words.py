@@ -36,8 +36,8 @@ def _not_finite(value: Any) -> str | None:
 def decimals(value: float, half: float | None) -> int:
     """Decimals of ``value`` that its interval's half-width ``half`` allows (negative: round to tens ...).
 
-    The half-width's first digit is the last one shown, its second if the first is a 1; at most 4 significant
-    digits, and 3 where there is no interval.
+    The half-width's first digit is the last one shown, its second if the first is a 1; at least 1 and at most 4
+    significant digits of the value, and 3 where there is no interval.
     """
     lead = math.floor(math.log10(abs(value))) if value else 0
     if half is None or not math.isfinite(half):
@@ -47,11 +47,16 @@ def decimals(value: float, half: float | None) -> int:
     place = -math.floor(math.log10(half))
     if half * 10.0**place < 2:
         place += 1
-    return min(place, 3 - lead)
+    return max(min(place, 3 - lead), -lead)
 
 
 def _fixed(value: float, places: int) -> str:
     return f"{round(value, places):,.{max(places, 0)}f}"
+
+
+def _bound(value: float, places: int) -> str:
+    """An end of an interval with the value's decimals, more if it would show no digit but zeros."""
+    return _fixed(value, max(places, -math.floor(math.log10(abs(value)))) if value else max(places, 0))
 
 
 def _half(low: Any, high: Any) -> float | None:
@@ -71,7 +76,7 @@ def _scaled(value: float, low: Any, high: Any, units: tuple[tuple[float, float, 
     text = f"{_fixed(value * factor, places)} {name}"
     if half is None:
         return text, ""
-    return text, f"{_fixed(low * factor, places)}–{_fixed(high * factor, places)} {name}"
+    return text, f"{_bound(low * factor, places)}–{_bound(high * factor, places)} {name}"
 
 
 def seconds(value: Any, low: Any = None, high: Any = None) -> str:
@@ -118,7 +123,7 @@ def factor_interval(value: Any, low: Any, high: Any) -> str:
     if _not_finite(value) or half is None:
         return ""
     places = decimals(value, half)
-    return f"{_fixed(low, places)}–{_fixed(high, places)}"
+    return f"{_bound(low, places)}–{_bound(high, places)}"
 
 
 def percent(value: Any) -> str:

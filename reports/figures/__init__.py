@@ -13,7 +13,7 @@ from spikemark.reports.rows import Report
 
 __all__ = ["Look", "Picture", "choose", "looks", "pictures"]
 
-MOST = 36
+MOST = 32
 """Pictures on one page. More cost seconds and nobody looks at them; ``--figures`` writes them all."""
 _KINDS = ("speed", "memory", "heat", "pareto", "sweep", "rate", "roofline", "devices", "samples")
 """What is drawn first when not everything is."""
@@ -50,12 +50,9 @@ def _of_operator(section: str, answers: list[Answer], styles: dict[str, Look]) -
 
 
 def choose(every: list[Picture], most: int = MOST) -> tuple[list[Picture], list[Picture]]:
-    """(drawn, left out), both in their order: kinds take turns by importance, so that each is seen at least once."""
-    queues = {kind: [p for p in every if p.kind == kind] for kind in _KINDS}
-    chosen: list[Picture] = []
-    while len(chosen) < min(most, len(every)):
-        for queue in queues.values():
-            if queue and len(chosen) < most:
-                chosen.append(queue.pop(0))
+    """(drawn, left out), both in their order: one picture of each kind at least, then kinds by importance."""
+    ranked = sorted(every, key=lambda p: _KINDS.index(p.kind))
+    firsts = {id(next(p for p in ranked if p.kind == kind)) for kind in {p.kind for p in ranked}}
+    chosen = sorted(ranked, key=lambda p: id(p) not in firsts)[:most]
     kept = {id(p) for p in chosen}
     return [p for p in every if id(p) in kept], [p for p in every if id(p) not in kept]

@@ -126,7 +126,8 @@ def _inline(text: str, sheet: StyleSheet, prefix: str, width: float, height: flo
     body = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in used else "", body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{prefix}-", body)
     body = re.sub(r' style="([^"]*)"', lambda m: f' class="{sheet.name(m[1])}"', body)
-    body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
+    # Hundredths of a point are enough; only inside tags: what is written stays as it is.
+    body = re.sub(r"<[^>]+>", lambda m: re.sub(r"(\d\.\d\d)\d+", r"\1", m[0]), body)
     body = re.sub(r">\s+<", "><", body)
     size = f'width="{width * 96 / 72:.0f}" height="{height * 96 / 72:.0f}" viewBox="0 0 {width:g} {height:g}"'
     return f'<svg {size} aria-hidden="true" focusable="false">' + body[body.index(">") + 1 :]

@@ -1,7 +1,8 @@
 """One colour, marker and hatch for an implementation everywhere, told apart by colour-blind readers too.
 
 Okabe and Ito's palette, then Tol's muted one. Names that Spikemark ships have fixed colours, so two reports agree;
-other names get what is left, in alphabetical order.
+other names get what is left, in alphabetical order. A layer's implementation is a pair (``native+aten``); pairs never
+meet single names in one picture, so they may have any colour.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ KNOWN = {
     "torch_compile": GREEN,
     "torch_unfold": PINK,
     "aten": RED,
-    "cupy_raw": SKY,
+    "cupy_raw": TEAL,
     "cupy_vectorized": YELLOW,
     "cupy_compact": WINE,
     "triton_fused": PURPLE,
     "cudnn_aten": INDIGO,
     "cudnn_transpose": TEAL,
     "cudnn_frontend": OLIVE,
+    "native_compact": SKY,
     "native_event": SKY,
+    "native_auto": BLUE,
     "cupy_event": WINE,
 }
 OTHERS = (BLUE, ORANGE, GREEN, RED, PINK, SKY, YELLOW, WINE, INDIGO, TEAL, OLIVE, PURPLE)
@@ -48,12 +51,14 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
     """A look for each implementation of a report."""
     ordered = sorted(set(names), key=lambda n: (n not in KNOWN, list(KNOWN).index(n) if n in KNOWN else 0, n))
     taken = {KNOWN[n] for n in ordered if n in KNOWN}
-    free = [c for c in OTHERS if c not in taken] or list(OTHERS)
-    out, unknown = {}, 0
+    pools = {False: [c for c in OTHERS if c not in taken] or list(OTHERS), True: list(OTHERS)}
+    used = {False: 0, True: 0}
+    out = {}
     for index, name in enumerate(ordered):
         color = KNOWN.get(name)
         if color is None:
-            color = free[unknown % len(free)]
-            unknown += 1
+            pair = "+" in name
+            color = pools[pair][used[pair] % len(pools[pair])]
+            used[pair] += 1
         out[name] = Look(color, MARKERS[index % len(MARKERS)])
     return out

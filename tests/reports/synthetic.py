@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spikemark.harness.journal import dumps
 from spikemark.harness.records import OK, STATUSES, Case, Record
 from spikemark.harness.runfolder import RunFolder, new_meta
 from spikemark.kernels.types import Problem
@@ -148,7 +149,7 @@ def failure(case: Case, pass_index: int, status: str, **changes: Any) -> Record:
     return Record(case, pass_index, status, **(fields | changes))
 
 
-def calibration(pass_index: int, device: str = "cpu", rate: float = 40e9) -> dict[str, Any]:
+def calibration(pass_index: int, device: str = "cpu", rate: float = 200e9) -> dict[str, Any]:
     """A pass's measured copy bandwidth."""
     size = 1 << 28
     samples = [size / rate * f for f in (1.0, 1.01, 1.02)]
@@ -176,8 +177,6 @@ def write(
     fields = new_meta(["run", "--preset", "quick"], seed=7, preset="quick", passes=passes, planned=0)
     folder = RunFolder.create(path, fields | {"environments": environments} | meta)
     folder.close()
-    from spikemark.harness.journal import dumps
-
     lines = []
     if calibrations:
         lines += [
@@ -188,14 +187,15 @@ def write(
     lines += [{"kind": "record"} | r.to_json() for r in records]
     text = "".join(dumps(line) + "\n" for line in lines)
     (path / "cases.jsonl").write_text(text, encoding="utf-8", errors="surrogatepass")
-    folder.update(ended=fields["started"], **meta)
+    folder.update(**({"ended": fields["started"]} | meta))
     return path
 
 
 def everyday(path: Path, passes: int = 2, samples: int = 12, **more: Any) -> Path:
     """A run as people have it: two devices, three operators, and one failure of every status."""
     devices = {"cpu": environment(), "cpu:1": environment("cpu:1", threads=1)}
-    records = [record(c, p, samples) for p in range(passes) for c in cases(devices, batches=(1, 8))]
+    layers = {n: LAYERS[n] for n in ("mnist/conv1", "n-mnist/conv1", "cifar10-vgg/conv2", "cifar10-dvs/conv1")}
+    records = [record(c, p, samples) for p in range(passes) for c in cases(devices, layers, (1, 8))]
     odd = problem("cifar100-vgg/conv7", (512, 4, 4), 16, 8, 0.09)
     for index, status in enumerate(s for s in STATUSES if s != OK):
         name = ("cupy_raw", "cupy_compact", "triton_fused")[index % 3] + ("", "_b", "_c")[index // 3]

@@ -1,0 +1,79 @@
+"""``load``: one tidy row a case and run, and the command that measures it again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import synthetic
+from spikemark import reports
+from spikemark.harness.errors import UsageError
+from spikemark.harness.records import COLUMNS
+from spikemark.reports.rows import command, order, read
+
+
+def test_load_gives_a_tidy_frame(everyday: Path) -> None:
+    table = reports.load(everyday)
+    assert list(table.columns[: len(COLUMNS)]) == list(COLUMNS)
+    assert len(table) == 295 and set(table["run"]) == {"everyday"}
+    assert table["median_s"].dtype == float and table["median_s"].notna().sum() == 288
+    assert set(table["environment.threads"]) == {1, 2}
+    native = table[(table.operator == "srm_neuron") & (table.implementation == "native") & (table.batch == 8)]
+    assert native["speedup"].between(6, 12).all()
+    slow, fast = (native[native.device == d].set_index(["workload", "phase"])["median_s"] for d in ("cpu:1", "cpu"))
+    assert ((slow / fast).round(1) == 2.0).mean() > 0.5
+
+
+def test_load_stays_callable_after_the_reading_module_is_imported(everyday: Path) -> None:
+    import spikemark.reports.rows  # noqa: F401
+
+    assert len(reports.load(everyday)) == 295
+
+
+def test_rows_of_several_runs_stay_apart(tmp_path: Path, everyday: Path) -> None:
+    one = synthetic.write(
+        tmp_path / "a" / "run", [synthetic.record(c, 0) for c in list(synthetic.cases())[:4]], passes=1
+    )
+    two = synthetic.write(
+        tmp_path / "b" / "run", [synthetic.record(c, 0) for c in list(synthetic.cases())[:4]], passes=1
+    )
+    table = reports.load(one, two)
+    assert list(table["run"]) == ["run"] * 4 + ["run (2)"] * 4
+    with pytest.raises(UsageError, match="given twice"):
+        reports.load(one, one)
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    for bad in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(UsageError) as error:
+            reports.load(bad)
+        assert "\n" not in str(error.value) and str(bad) in str(error.value)
+    with pytest.raises(UsageError, match="no run folder given"):
+        reports.load()
+
+
+def test_rows_come_sorted_for_reading_whatever_the_order_of_measuring(tmp_path: Path) -> None:
+    every = list(synthetic.cases(workloads={f"net/conv{i}": ((8, 8, 8), 5) for i in (10, 2)}, batches=(8, 1)))
+    run = synthetic.write(tmp_path / "r", [synthetic.record(c, 0) for c in reversed(every)], passes=1)
+    rows = read([run]).rows
+    assert rows == sorted(rows, key=order)
+    first = [r for r in rows if r["operator"] == "srm_neuron" and r["phase"] == "forward"]
+    assert rows[: len(first)] == first
+    assert [r["workload"] for r in first] == ["net/conv2"] * 8 + ["net/conv10"] * 8
+    assert [r["batch"] for r in first[:8]] == [1] * 4 + [8] * 4
+    assert first[0]["implementation"] == "torch_eager"
+
+
+def test_the_command_survives_the_shell() -> None:
+    case = next(synthetic.cases(workloads={"$(touch x) it's": ((4, 8, 8), 5)}, rates=(0.05,)))
+    words = shlex.split(command(case, 7, ["--plugin", "my file.py"]))
+    assert words[:2] == ["spikemark", "run"] and words[words.index("--workload") + 1] == "$(touch x) it's"
+    assert words[words.index("--spike-rate") + 1] == "0.05" and words[-4:] == ["--seed", "7", "--plugin", "my file.py"]
+
+
+def test_the_command_carries_what_the_run_was_given(tmp_path: Path) -> None:
+    records = [synthetic.record(c, 0) for c in list(synthetic.cases())[:1]]
+    arguments = ["run", "--spikes", "mine.npz", "--time-axis=2", "--preset", "quick"]
+    run = synthetic.write(tmp_path / "r", records, passes=1, arguments=arguments)
+    assert read([run]).rows[0]["command"].endswith("--seed 7 --spikes mine.npz --time-axis=2")
