@@ -152,10 +152,10 @@ def assemble(ptx: str, architecture: str) -> dict[str, dict[str, int]]:
     return parse_ptxas(done.stderr)
 
 
-def inspect(architecture: str, sources: tuple[str, ...] = tuple(source.SOURCES)) -> list[Resources]:
+def inspect(architecture: str) -> list[Resources]:
     """Every raw kernel and dtype on ``architecture``; ``RuntimeError`` if one does not compile without a warning."""
     rows = []
-    for name in sources:
+    for name in source.SOURCES:
         for kernel, used in assemble(source.compile_ptx(name, architecture).ptx, architecture).items():
             rows.append(_row(kernel, _dtype_of(kernel), architecture, used, THREADS))
     return sorted(rows, key=lambda r: (r.kernel, r.dtype))

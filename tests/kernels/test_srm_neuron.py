@@ -1,7 +1,7 @@
-"""``srm_neuron``: every implementation that runs on a CPU against the specification's page and its faults.
+"""``srm_neuron``: every implementation against the specification's page and its faults.
 
-Implementations registered later are tested too. All tau differ in every test, so that nothing that confuses them or
-the two gradients can pass.
+Implementations registered later are tested too, and those for a GPU through what ``testable`` puts in its place. All
+tau differ in every test, so that nothing that confuses them or the two gradients can pass.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from layouts import expanded, is_new_contiguous, same_bits, same_values, sum_gradient, unchanged
 from spikemark import kernels
+from spikemark.kernels import functional
 from spikemark.kernels.definition import definition
 from spikemark.kernels.srm_neuron import reference
 from spikemark.kernels.state import SrmState
 from spikemark.kernels.types import Problem, SrmParams
+from testable import testable
 
 OPERATOR = "srm_neuron"
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PARAMS = SrmParams(tau_m=7.0, tau_s=4.0, tau_g=3.5)
-NAMES = [i.name for i in kernels.implementations(OPERATOR, device="cpu")]
+NAMES = [i.name for i in testable(OPERATOR)]
 DEFINITION = definition(OPERATOR)
 STEPS = 4  # nearly everywhere: torch_compile compiles anew, for seconds, for every number of steps
 INF, NAN = float("inf"), float("nan")
@@ -30,10 +32,7 @@ INF, NAN = float("inf"), float("nan")
 
 @pytest.fixture(params=NAMES)
 def neuron(request: pytest.FixtureRequest):
-    found = kernels.get(OPERATOR, request.param)
-    if not found.available:
-        pytest.skip(found.reason)
-    return found
+    return kernels.get(OPERATOR, request.param)
 
 
 def problem(shape, params=PARAMS, rate=0.2) -> Problem:
@@ -217,7 +216,8 @@ def test_saved_state_of_any_layout(neuron):
         assert all(same_bits(g, w) for g, w in zip(got, want, strict=True)), label
 
 
-def test_sum_backward_through_autograd(neuron):
+def test_sum_backward_through_autograd(neuron, monkeypatch):
+    monkeypatch.setattr(functional, "usable", lambda *asked: neuron)  # a stand-in for a GPU is not "available"
     current = random((2, STEPS, 3, 5)).requires_grad_()
     spikes = kernels.srm_neuron(current, PARAMS, implementation=neuron.name)
     spikes.sum().backward()
