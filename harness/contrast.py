@@ -69,8 +69,11 @@ def together(base: Sequence[Mapping[int, Timed]], new: Sequence[Mapping[int, Tim
                 values[i, j] = np.median(logs)
                 errors[i, j] = median_errors(logs[None])[0]
     counts = np.isfinite(values).sum(axis=1)
-    rows = zip(centre_intervals(values, errors), counts, strict=True)
-    return [Interval(*(float(v) for v in np.exp(row[:3])), float(row[3]), int(n)) for row, n in rows]
+    rows = centre_intervals(values, errors)
+    return [
+        Interval(float(np.exp(row[0])), float(np.exp(row[1])), float(np.exp(row[2])), float(row[3]), int(count))
+        for row, count in zip(rows, counts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class PassTable:
         out = []
         for i, (centre, low, high, spread) in enumerate(columns):
             if counts[i] or alone is None:
-                out.append(Interval(*map(math.exp, (centre, low, high)), float(spread), int(counts[i])))
+                out.append(Interval(math.exp(centre), math.exp(low), math.exp(high), float(spread), int(counts[i])))
                 continue
             sizes = (int(np.isfinite(self.logs[a[i]]).sum()), int(np.isfinite(self.logs[b[i]]).sum()))
             out.append(unpaired(alone[a[i]], alone[b[i]], sizes))
@@ -212,7 +212,7 @@ def summarise(run: Run | Sequence[Run]) -> list[Row]:
     ``pass_indices``.
     Absent figures are None. Several runs are merged as more passes where case and device name agree.
     """
-    runs = list(run) if isinstance(run, (list, tuple)) else [run]
+    runs: list[Run] = list(run) if isinstance(run, Sequence) else [run]
     merged = list(merge_passes(runs).values())
     table = PassTable([m.samples() for m in merged])
     bandwidths = _bandwidths(runs)

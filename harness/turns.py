@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from spikemark.harness.errors import UsageError
+
 VARIABLE = "SPIKEMARK_TURNS"
 LABEL_VARIABLE = "SPIKEMARK_TURNS_LABEL"
 BURST_NS = 5_000_000
@@ -98,7 +100,12 @@ class Turnstile:
         self._closing = False
         self.path = folder / f"turns-{len(list(folder.glob('turns-*')))}"
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._server.bind(str(self.path))
+        try:
+            self._server.bind(str(self.path))
+        except OSError as error:  # a socket's name may have about 100 characters
+            raise UsageError(
+                f"cannot make a socket in the temporary folder: {error}; set TMPDIR to a short one"
+            ) from None
         self._server.listen(len(labels))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, None)
