@@ -88,6 +88,12 @@ def _answer(rows: list[Row], noise: float | None) -> Answer:
     return out
 
 
+def _peak_ratio(answer: Answer) -> float | None:
+    """Winner's peak memory over the baseline's, if both are known."""
+    peaks = [words.number(row["peak_bytes"]) if row else None for row in (answer.winner, answer.baseline)]
+    return peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
+
+
 @dataclass
 class Section:
     """All answers of one operator and phase in one environment, and their summary in one line."""
@@ -123,6 +129,10 @@ class Section:
             mean, used, _ = geometric_mean(gains)
             if used and parts:
                 parts[0] += f", {words.factor(mean)} the baseline" + (" (geometric mean)" if used > 1 else "")
+            peaks = [_peak_ratio(a) for a in decided if a.winner and a.winner["implementation"] == top]
+            mean, used, _ = geometric_mean(peaks)
+            if used:
+                parts[0] += f" with {words.factor(mean)} its memory"
         return self._with_ties(parts)
 
     def _with_ties(self, parts: list[str]) -> str:
@@ -130,6 +140,9 @@ class Section:
         if tied:
             who = words.listed([words.short(n, 30) for n in dict.fromkeys(n for names in tied for n in names)], 3)
             parts.append(f"{words.count(len(tied), 'tie')} ({who})")
+        for surety in (DISTURBED, ONE_PASS, NOISE):
+            if n := sum(a.surety == surety for a in self.answers):
+                parts.append(f"{n} {surety}")
         return "; ".join(parts)
 
 
@@ -148,7 +161,7 @@ def sections(report: Report, found: list[Answer], title: Any) -> list[Section]:
 SHARED_BY = {
     "batch": lambda r: f"batch {r['batch']}",
     "time_steps": lambda r: f"T {r['time_steps']}",
-    "rate_asked": lambda r: f"rate {words.percent(r['rate_asked'])}",
+    "rate_asked": lambda r: f"rate {words.rate(r['rate_asked'])}",
     "dtype": lambda r: words.clean(r["dtype"]),
 }
 """What may tell two comparisons of one workload apart, and how it is written."""

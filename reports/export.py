@@ -28,7 +28,7 @@ def parquet(report: Report, path: Path) -> None:
     try:
         table.to_parquet(path, engine="pyarrow", index=False)
     except ImportError:
-        raise UsageError("--format parquet needs pyarrow: pip install pyarrow") from None
+        raise UsageError("--format parquet needs pyarrow: install spikemark[parquet]") from None
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 

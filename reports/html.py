@@ -104,7 +104,7 @@ def page(report: Report, devices: tuple[str, str] | None = None) -> str:
         level_words=LEVEL_WORDS,
         query_link=query_link,
         how_sure=_how_sure(report),
-        sections=[_section(s, keys, i == 0) for i, s in enumerate(sections)],
+        sections=[_section(s, keys) for s in sections],
         together=opened,
         nothing=_nothing(report),
         picture_groups=groups,
@@ -162,7 +162,7 @@ def _how_sure(report: Report) -> str:
     text += f"with its whole interval, more than {RUN_MARGIN:.0%} above the fastest."
     if not known:
         return text + " Without a self-test, leads are not checked against this machine’s own noise."
-    return text + f" Smallest slowdown that this machine’s self-test finds reliably: {words.percent(max(known))}."
+    return text + f" Smallest slowdown that this machine’s self-test finds reliably: {words.rate(max(known))}."
 
 
 def _nothing(report: Report) -> str:
@@ -175,7 +175,7 @@ def _more(n: int, one: str, many: str | None = None) -> str:
     return f"{words.count(n, 'more ' + one, 'more ' + (many or one + 's'))} in the table of cases." if n > 0 else ""
 
 
-def _section(section: Section, keys: dict[str, str], opened: bool) -> dict[str, Any]:
+def _section(section: Section, keys: dict[str, str]) -> dict[str, Any]:
     rows = [row for a in section.answers for row in a.rows]
     names = answers.varying(rows)
     # Comparisons with something to choose come first; those without a time are found under the failures.
@@ -189,7 +189,6 @@ def _section(section: Section, keys: dict[str, str], opened: bool) -> dict[str, 
         "phase": words.short(section.phase, 40),
         "title": words.short(section.title, 60),
         "summary": words.short(section.summary, 240),
-        "open": opened,
         "rows": [_answer(a, names, keys) for a in ranked[:MOST_ANSWERS]],
         "more": " ".join(m for m in more if m),
     }
@@ -198,7 +197,7 @@ def _section(section: Section, keys: dict[str, str], opened: bool) -> dict[str, 
 def _answer(answer: Answer, names: list[str], keys: dict[str, str]) -> dict[str, Any]:
     row = answer.winner or answer.first
     query = {name: row[name] for name in ("operator", "phase", "workload", "device", "dtype", "batch", "time_steps")}
-    query["rate_asked"] = words.percent(row["rate_asked"])
+    query["rate_asked"] = words.rate(row["rate_asked"])
     peak, base = words.number(row["peak_bytes"]), answer.baseline and words.number(answer.baseline["peak_bytes"])
     ratio = (
         f"{words.factor(peak / base)} the baseline’s"

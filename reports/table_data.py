@@ -87,7 +87,7 @@ ORDER = (
 def name_text(name: str, row: Row) -> str:
     """What a column of names shows for a row."""
     if name == "rate_asked":
-        return words.percent(row[name])
+        return words.rate(row[name])
     if name == "flags":
         return ", ".join(words.clean(f) for f in row["flags"])
     return words.clean(row[name])

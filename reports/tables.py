@@ -61,7 +61,7 @@ def _place(report: Report, row: Row) -> str:
 
 
 def _size(row: Row) -> str:
-    return f"batch {row['batch']}, T {row['time_steps']}, {words.percent(row['rate_asked'])}"
+    return f"batch {row['batch']}, T {row['time_steps']}, {words.rate(row['rate_asked'])}"
 
 
 def _markdown_winners(report: Report, found: list[Answer]) -> str:

@@ -134,6 +134,11 @@ def percent(value: Any) -> str:
     return f"{_fixed(value * 100, min(decimals(value * 100, None), 2))} %"
 
 
+def rate(value: Any) -> str:
+    """A firing rate or limit that was asked for, exactly: 0.05 -> "5 %"."""
+    return _not_finite(value) or f"{value * 100:.6g} %"
+
+
 def plain(value: Any) -> str:
     """Any other number, six significant digits; whole numbers with their thousands apart."""
     words = _not_finite(value)

@@ -3,7 +3,8 @@
 (() => {
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("data").textContent);
-  const columns = data.columns, total = data.total, STEP = 100;
+  const columns = data.columns, total = data.total;
+  const FIRST = 30, STEP = 100; // a screenful at once, so that a filter answers in a blink; the rest while scrolling
   const column = Object.assign(Object.create(null), Object.fromEntries(columns.map((c) => [c.id, c])));
   const shown = columns.filter((c) => c.shown);
   const state = { q: "", sort: "", down: false, filters: {} };
@@ -117,7 +118,7 @@
     order = sorted(matches());
     byId("body").replaceChildren();
     drawn = 0;
-    grow(STEP);
+    grow(FIRST);
     byId("frame").scrollTop = 0;
     byId("count").textContent = `${order.length.toLocaleString("en")} of ${total.toLocaleString("en")} cases`;
     for (const th of byId("head").children) {
@@ -131,6 +132,7 @@
       select.classList.toggle("on", select.dataset.id in state.filters);
     }
     if (document.activeElement !== byId("search")) byId("search").value = state.q;
+    requestAnimationFrame(fill);
   }
 
   // ---- what a row opens to
@@ -265,7 +267,11 @@
     const tr = e.target.closest("tr.row");
     if (tr && !String(getSelection())) open(tr);
   });
-  new IntersectionObserver((entries) => { if (entries.some((e) => e.isIntersecting) && drawn < order.length) grow(STEP); }, { root: byId("frame"), rootMargin: "600px" }).observe(byId("more-line"));
+  const frame = byId("frame");
+  const nearEnd = () => frame.scrollTop + frame.clientHeight > frame.scrollHeight - 300;
+  const fill = () => { if (drawn < order.length && nearEnd()) { grow(STEP); requestAnimationFrame(fill); } };
+  frame.addEventListener("scroll", fill, { passive: true });
+  addEventListener("resize", fill);
   addEventListener("hashchange", () => { if (readHash()) { update(); byId("cases").scrollIntoView(); } });
   addEventListener("beforeprint", () => grow(Math.max(0, 1000 - drawn)));
   const linked = readHash();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
             _alt(operator, noun, shown),
             header,
             table,
-            lambda shown=shown: draw(shown, looks),
+            functools.partial(draw, shown, looks),
             note,
             f"{words.count(missing, 'more comparison')} of this operator in the table below" if missing else "",
         )

@@ -23,7 +23,7 @@ from spikemark.reports import words
 INK, MUTED, GRID, PAPER = "#1b1e24", "#565d68", "#d9dce1", "#fefefe"
 """Colours that follow the page's light or dark theme; no implementation has one of them."""
 _THEME = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
     "font.family": ["sans-serif"],
@@ -47,13 +47,13 @@ class Canvas:
 
     def text(self, x: float, y: float, text: str, size: float = 9, color: str = INK, **more: Any) -> None:
         """Text at (x, y); ``ha``, ``va``, ``weight``, ``rotation`` as in matplotlib."""
-        style = {"va": "center", "parse_math": False} | more
+        style: dict[str, Any] = {"va": "center", "parse_math": False} | more
         self.axes.text(x, y, words.clean(text), fontsize=size, color=color, **style)
 
     def bars(self, boxes: Sequence[tuple[float, float, float, float]], colors: Sequence[str], **more: Any) -> None:
         """Boxes (x, y, width, height), each in its colour with a thin ink outline."""
         corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
-        style = {"facecolors": colors, "edgecolors": INK, "linewidths": 0.5} | more
+        style: dict[str, Any] = {"facecolors": colors, "edgecolors": INK, "linewidths": 0.5} | more
         self.axes.add_collection(PolyCollection(corners, **style), autolim=False)
 
     def lines(
@@ -65,7 +65,12 @@ class Canvas:
 
     def curve(self, xs: Sequence[float], ys: Sequence[float], color: str, marker: str = "", **more: Any) -> None:
         """A line through points, with a marker on each; ``linestyle="none"`` for points alone."""
-        style = {"linewidth": 1.6, "markersize": 5.5, "markeredgecolor": INK, "markeredgewidth": 0.5} | more
+        style: dict[str, Any] = {
+            "linewidth": 1.6,
+            "markersize": 5.5,
+            "markeredgecolor": INK,
+            "markeredgewidth": 0.5,
+        } | more
         self.axes.plot(xs, ys, color=color, marker=marker, scalex=False, scaley=False, **style)
 
     def characters(self) -> set[str]:

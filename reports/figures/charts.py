@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -185,7 +186,7 @@ _FIXED = {"workload": "", "batch": "batch", "time_steps": "T", "rate_asked": "ra
 
 
 def _fixed_text(row: Row, name: str) -> str:
-    return words.percent(row[name]) if name == "rate_asked" else words.short(row[name], 40)
+    return words.rate(row[name]) if name == "rate_asked" else words.short(row[name], 40)
 
 
 def _draw_sweep(
@@ -266,7 +267,7 @@ def pareto(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterabl
             f"Time against peak memory on {workload}. On the front: {words.listed(best, 9)}.",
             ["implementation", "time", "peak memory", "on the front"],
             table,
-            lambda points=points, front=front: _draw_pareto(points, front, looks),
+            functools.partial(_draw_pareto, points, front, looks),
             f"{workload}, batch {answer.first['batch']}: the slowest comparison. Left and down is better; "
             "the line joins what nothing beats in both.",
             words.count(len(usable) - 1, "other comparison") if len(usable) > 1 else "",

@@ -38,7 +38,7 @@ def test_markdown_tables_keep_their_columns(which: str, request: pytest.FixtureR
 def test_markdown_says_who_won_and_what_failed(everyday: Path) -> None:
     page = text(everyday, "markdown")
     assert re.search(
-        r"\| srm_neuron \| forward \| cifar10-vgg/conv2 \| batch 8, T 12, 10.0 % \| cpu \| native \| 1\d\.\d×", page
+        r"\| srm_neuron \| forward \| cifar10-vgg/conv2 \| batch 8, T 12, 10 % \| cpu \| native \| 1\d\.\d×", page
     )
     assert all(tables.markdown_cell(r) in page for r in synthetic.REASONS.values())
     assert "295 cases are too many" in page

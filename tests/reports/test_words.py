@@ -74,6 +74,17 @@ def test_percent_has_no_more_than_two_decimals() -> None:
     assert [words.percent(x) for x in (0.1234, 0.005, 1.0, 0.00012)] == ["12.3 %", "0.50 %", "100 %", "0.01 %"]
 
 
+def test_rates_asked_for_are_written_exactly() -> None:
+    assert [words.rate(x) for x in (0.1, 0.005, 0.35, 1.0, 0.1 + 0.2, None)] == [
+        "10 %",
+        "0.5 %",
+        "35 %",
+        "100 %",
+        "30 %",
+        "–",
+    ]
+
+
 def test_names_lose_what_has_no_picture_and_keep_everything_else() -> None:
     assert words.clean("a\x00b\u202ec\ud800d") == "a\ufffdb\ufffdc\ufffdd"
     assert words.clean("<script> עברית 🧠 \\ $x$ \"'") == "<script> עברית 🧠 \\ $x$ \"'"
