@@ -1,4 +1,4 @@
-"""Every CUDA kernel compiled once a session for every architecture: the other tests of this folder look at the result."""
+"""Every CUDA kernel compiled once a session for every architecture; the tests of this folder look at the result."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@
 #define __shared__ static
 #define __launch_bounds__(...)
 
-struct uint4 { unsigned x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };  // as on a GPU: a misaligned access must trap
 struct dim3_ { unsigned x, y, z; };
 static dim3_ threadIdx, blockIdx, blockDim, gridDim;
 static int64_t first_block;  // tests of large offsets start a grid late
