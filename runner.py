@@ -112,8 +112,8 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _selftest(parser: argparse.ArgumentParser) -> None:
-    pairs = "comparisons of each injected slowdown, none included; default: 20, some minutes"
-    parser.add_argument("--pairs", metavar="N", type=natural, default=20, help=pairs)
+    pairs = "comparisons of each injected slowdown, none included; default: 10, some minutes"
+    parser.add_argument("--pairs", metavar="N", type=natural, default=10, help=pairs)
     parser.add_argument(
         "--passes", metavar="N", type=natural, help="pairs of processes; default: as `compare --measure`"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -97,8 +98,9 @@ def measure(arguments: argparse.Namespace) -> tuple[Path, int]:
         )
         result = supervisor.run(cases, options, run_command.worker_command(), arguments.argv)
     _describe(result.path, both)
-    if result.message and result.exit_code == INTERRUPTED:
-        print(terminal.inert(result.message, 1000))
+    if result.exit_code == INTERRUPTED:
+        text = f"interrupted: what was measured is kept, `spikemark compare {result.path}` compares it"
+        print(terminal.inert(text, 1000), file=sys.stderr)
     return result.path, result.exit_code
 
 

@@ -44,7 +44,7 @@ Sides = dict[str, dict[str, contrast.Timed]]
 class Plan:
     """``trials`` comparisons for each of ``delays``, each of ``passes`` passes."""
 
-    trials: int = 20
+    trials: int = 10
     delays: tuple[float, ...] = DELAYS
     passes: int = ab.PASSES
     seed: int = 0
