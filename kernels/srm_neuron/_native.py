@@ -14,7 +14,11 @@ from spikemark.kernels.definition import DTYPES
 from spikemark.kernels.types import Problem, SrmParams
 from torch import Tensor
 
-LIBRARY = NativeLibrary(Path(__file__).resolve().parent, ("srm.cpp", "srm_compact.cpp"), ("srm.h",))
+_FOLDER = Path(__file__).resolve().parent
+LIBRARIES = {
+    "srm": NativeLibrary(_FOLDER, ("srm.cpp",), ("srm.h",)),
+    "srm_compact": NativeLibrary(_FOLDER, ("srm_compact.cpp",), ("srm.h",)),
+}
 MOST_AXES = 16
 
 _Params = ctypes.c_double * 5
@@ -38,8 +42,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @functools.cache
 def function(name: str) -> Any:
-    """A function of the library, its arguments declared. Raises ``BuildError``."""
-    found = getattr(LIBRARY.load(), name)
+    """A function of the libraries, its arguments declared. Raises ``BuildError``."""
+    library = LIBRARIES["srm_compact" if name.startswith("srm_compact") else "srm"]
+    found = getattr(library.load(), name)
     found.restype, found.argtypes = _SIGNATURES[name]
     return found
 

@@ -17,7 +17,7 @@ class Native:
 
     def unavailable(self) -> str | None:
         """Why the C++ source cannot be built here, or None (builds it on the first call)."""
-        return _native.LIBRARY.unavailable()
+        return _native.LIBRARIES["srm"].unavailable()
 
     def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int:
         """Forward reads the current and writes three tensors; backward reads four and writes two."""

@@ -31,7 +31,7 @@ class NativeCompact:
 
     def unavailable(self) -> str | None:
         """Why the C++ source cannot be built here, or None (builds it on the first call)."""
-        return _native.LIBRARY.unavailable()
+        return _native.LIBRARIES["srm_compact"].unavailable()
 
     def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int:
         """Forward: current in (a sample of it twice), spikes, bits and pairs out. Backward: the gradient, bits and
