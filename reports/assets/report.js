@@ -157,7 +157,7 @@
     const rows = Object.entries(samples.kinds).flatMap(([kind, passes]) => passes.map(([p, taken, v]) => [`${kind}, pass ${p + 1}`, v.map((n) => n / samples.per), taken]));
     const all = rows.flatMap((r) => r[1]);
     if (!all.length) return box;
-    const low = Math.min(...all), high = Math.max(...all), span = high - low || 1, W = 640, L = 130, R = 20, H = 18;
+    const low = Math.min(...all), high = Math.max(...all), span = high - low || 1, W = innerWidth < 640 ? 330 : 640, L = 110, R = 16, H = 18;
     const x = (v) => L + ((v - low) / span) * (W - L - R);
     const root = svg("svg", { viewBox: `0 0 ${W} ${rows.length * H + 26}`, role: "img", "aria-label": "Samples of every pass" });
     rows.forEach(([title, values], n) => {
