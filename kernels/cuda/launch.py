@@ -18,7 +18,7 @@ from torch import Tensor
 THREADS = 128
 MAX_BLOCKS = 2**31 - 1
 
-Argument = Tensor | np.generic | None
+Argument = Tensor | np.generic | int | None
 
 
 def unavailable() -> str | None:
@@ -29,7 +29,7 @@ def unavailable() -> str | None:
     try:
         import cupy
     except (ImportError, OSError) as error:
-        return f"CuPy cannot be imported ({_first_line(error)}): pip install {package}"
+        return f"CuPy cannot be imported ({_said(error)}): pip install {package}"
     built_for = str(cupy.cuda.runtime.runtimeGetVersion() // 1000)
     if wanted and built_for != wanted:
         return f"CuPy is built for CUDA {built_for} but torch for CUDA {cuda}: pip install {package}"
@@ -40,13 +40,14 @@ def unavailable() -> str | None:
     try:
         known = cupy.cuda.nvrtc.getSupportedArchs()
     except RuntimeError as error:
-        return f"CuPy finds no NVRTC ({_first_line(error)}): pip install nvidia-cuda-nvrtc-cu{built_for}"
+        nvrtc = "nvidia-cuda-nvrtc" + ("-cu12" if built_for == "12" else "")
+        return f"CuPy finds no NVRTC ({_said(error)}): pip install {nvrtc}"
     if major * 10 + minor not in known:
         return f"NVRTC {_nvrtc_version(cupy)} does not know sm_{major}{minor}: install a newer nvidia-cuda-nvrtc"
     return None
 
 
-def _first_line(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     """The line of a message that says most: CuPy frames its own in banners and puts the cause last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" =\t")]
     return lines[-1] if lines else type(error).__name__
@@ -58,9 +59,9 @@ def _nvrtc_version(cupy: Any) -> str:
 
 def check_device(implementation: str, **tensors: Tensor) -> torch.device:
     """The one CUDA device of all ``tensors``; ``ValueError`` names the argument that is elsewhere."""
-    device = None
+    device: torch.device | None = None
     for name, tensor in tensors.items():
-        if tensor.device.type != "cuda":
+        if not tensor.is_cuda:
             raise ValueError(f"{implementation}: {name} is on {tensor.device}; this implementation needs CUDA tensors")
         if device is not None and tensor.device != device:
             raise ValueError(f"{implementation}: {name} is on {tensor.device} but the other arguments on {device}")
@@ -83,13 +84,14 @@ def check_grid(kernel: str, blocks: int) -> None:
 def launch(name: str, kernel: str, blocks: int, arguments: Sequence[Argument], device: torch.device) -> None:
     """Launch ``kernel`` of the source ``name`` with ``blocks`` blocks of ``THREADS``; no block, no launch.
 
-    ``arguments`` are tensors (passed as pointers), None (a null pointer) and numpy scalars (passed by value,
-    in their own type). Raises ``RuntimeError`` that names the kernel and its arguments if CUDA refuses.
+    ``arguments`` are tensors (passed as pointers), None (a null pointer), Python integers (passed as 64 bits) and
+    numpy scalars (passed by value, in their own type). Raises ``RuntimeError`` that names the kernel and its arguments
+    if CUDA refuses.
     """
     if blocks == 0:
         return
     check_grid(kernel, blocks)
-    # CuPy passes a Python integer as 64 bits: a pointer. None it would pass as no argument at all.
+    # To CuPy a Python integer is 64 bits, as a pointer is. None would be no argument at all to older versions of it.
     values = [a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in arguments]
     try:
         if torch.cuda.current_device() == device.index:

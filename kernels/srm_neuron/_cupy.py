@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from spikemark.kernels.cuda import launch
@@ -18,15 +20,16 @@ def neurons_per_sample(tensor: Tensor) -> int:
     return int(tensor.shape[2:].numel())
 
 
-def constants(dtype: torch.dtype, params: SrmParams) -> list[np.generic]:
+@functools.lru_cache(maxsize=256)  # made anew they would be a quarter of a launch's cost
+def constants(dtype: torch.dtype, params: SrmParams) -> tuple[np.generic, ...]:
     """The neuron's constants as scalars of the state's type, in the order the kernels take them."""
     real = np.float64 if state_dtype(dtype) == torch.float64 else np.float32
-    return [real(v) for v in (params.e_m, params.e_s, params.e_g, params.gain, params.v_th)]
+    return tuple(real(v) for v in (params.e_m, params.e_s, params.e_g, params.gain, params.v_th))
 
 
-def sizes(packs: int, tensor: Tensor) -> list[np.generic]:
-    """``packs, T, D`` as 64-bit scalars."""
-    return [np.int64(packs), np.int64(tensor.shape[1]), np.int64(neurons_per_sample(tensor))]
+def sizes(packs: int, tensor: Tensor) -> tuple[int, int, int]:
+    """``packs, T, D``: Python integers, which are passed as 64 bits."""
+    return packs, tensor.shape[1], neurons_per_sample(tensor)
 
 
 def vector_width(*tensors: Tensor) -> int:
