@@ -22,6 +22,7 @@ _WHERE = {
     "baseline": "registry",
     "load_plugin": "registry",
     "SrmState": "state",
+    "spike_count": "functional",
     "SrmConv2d": "layers",
     "SrmLinear": "layers",
     "AdjustedAvgPool2d": "layers",

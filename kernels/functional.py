@@ -158,3 +158,14 @@ class _ClampedSign(torch.autograd.Function):
 def clamped_sign(x: Tensor, implementation: str = "torch") -> Tensor:
     """Sign of ``x`` (any shape), with its gradient clamped to -1..1 (operators.md, section 5); saves nothing."""
     return _ClampedSign.apply(x, usable("clamped_sign", implementation, x))
+
+
+def spike_count(spikes: Tensor) -> Tensor:
+    """Spikes of each output [B, *S] over the time axis of ``spikes`` [B, T, *S], for a loss to be minimised.
+
+    The gradients of these layers are those of spike *times*: a positive one means that later is worse. More spikes is
+    the same as earlier ones, so the count hands on its gradient with the sign turned (as the count loss of the NeurIPS
+    2022 paper does). With a plain ``sum(1)`` training would climb the loss.
+    """
+    count = spikes.sum(1)
+    return 2 * count.detach() - count
