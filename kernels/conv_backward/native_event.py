@@ -12,6 +12,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from spikemark.kernels._build import NativeLibrary
@@ -48,7 +49,7 @@ def break_even(phase: str, in_group: int) -> float:
 @functools.cache
 def _function(name: str, pointers: str) -> ctypes._CFuncPtr:  # type: ignore[name-defined]
     """An exported function; one letter an argument: p pointer, l int64, d double, i int."""
-    kinds = {"p": POINTER, "l": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int}
+    kinds: dict[str, Any] = {"p": POINTER, "l": ctypes.c_int64, "d": ctypes.c_double, "i": ctypes.c_int}
     function = LIBRARY.load()[f"spikemark_event_{name}"]
     function.argtypes = [kinds[letter] for letter in pointers]
     function.restype = ctypes.c_int64 if name in ("workspace", "offset") else None
@@ -124,6 +125,20 @@ def weight_half(spikes: Spikes, grad: Tensor, input: Tensor, kernel_shape: torch
     return out
 
 
+def event_bytes(problem: Problem, phase: str, dtype: str) -> int:
+    """Bytes the event-driven design moves through main memory.
+
+    Gradient and input are read once, the result is written once, one bit an element is written and read back. The laid
+    out stage of gradients and the lists are reused while they are in the cache. The packed weight goes through memory
+    twice more, as it may exceed the cache.
+    """
+    size = 8 if dtype == "float64" else 4
+    frames = problem.batch * problem.time_steps
+    inputs, outputs = frames * math.prod(problem.in_shape), frames * math.prod(problem.out_shape)
+    results = inputs if phase == "input" else 0
+    return (inputs + results + outputs + 3 * math.prod(weight_shape(problem))) * size + 2 * (inputs // 8)
+
+
 @implementation("conv_backward", device="cpu", dtypes=("float32", "float64"))
 class NativeEvent(FoldedConvBackward):
     """Event-driven C++: dot products and sums only where the input is not 0, blocked over output channels.
@@ -147,14 +162,8 @@ class NativeEvent(FoldedConvBackward):
         return weight_half(scan(grad, input, weight_shape, geometry), grad, input, weight_shape)
 
     def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int | None:
-        """Gradient and input read once, the result written once, one bit an element written and read back; the laid
-        out stage of gradients and the lists are reused while they are in the cache. The packed weight goes through
-        memory twice more, as it may exceed the cache."""
-        size = 8 if dtype == "float64" else 4
-        frames = problem.batch * problem.time_steps
-        inputs, outputs = frames * math.prod(problem.in_shape), frames * math.prod(problem.out_shape)
-        weight = math.prod(weight_shape(problem))
-        return (inputs * (2 if phase == "input" else 1) + outputs + 3 * weight) * size + 2 * (inputs // 8)
+        """Least traffic, one bit an element and the packed weight; see ``event_bytes``."""
+        return event_bytes(problem, phase, dtype)
 
 
 @implementation("conv_backward", device="cpu", dtypes=("float32", "float64"))
@@ -197,6 +206,5 @@ class NativeAuto(FoldedConvBackward):
     def moved_bytes(self, problem: Problem, phase: str, dtype: str, spike_rate: float) -> int | None:
         """The event-driven path's below the break-even density; the dense path's is not modelled."""
         if spike_rate < break_even(phase, weight_shape(problem)[1]):
-            moved: int | None = NativeEvent.moved_bytes(self, problem, phase, dtype, spike_rate)
-            return moved
+            return event_bytes(problem, phase, dtype)
         return None
