@@ -10,7 +10,7 @@ from spikemark import kernels
 from spikemark.kernels.conv_backward import cupy_event
 from spikemark.kernels.conv_backward.cupy_event import geometry_scalars
 from spikemark.kernels.types import ConvGeometry
-from testable import emulator
+from stand_ins import emulator
 
 GEOMETRY = ConvGeometry(padding=1, groups=2)
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import torch
 from spikemark import kernels, runner
 from spikemark.kernels import registry
 from spikemark.kernels.cuda import binary, launch, source
-from testable import REAL_CHECK_DEVICE, REAL_LAUNCH
+from stand_ins import REAL_CHECK_DEVICE, REAL_LAUNCH
 from torch.utils._python_dispatch import TorchDispatchMode
 
 

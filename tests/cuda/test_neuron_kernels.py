@@ -10,7 +10,7 @@ from spikemark import kernels
 from spikemark.kernels.definition import DTYPES, definition
 from spikemark.kernels.srm_neuron import _cupy
 from spikemark.kernels.types import Problem
-from testable import emulator
+from stand_ins import emulator
 
 PARAMS = kernels.SrmParams(tau_m=7.0, tau_s=4.0, tau_g=3.5)
 SHAPES = [(2, 9, 40), (3, 17, 7), (1, 8, 4096 + 24), (5, 1, 3), (2, 33, 2, 3, 4)]

@@ -3,7 +3,6 @@
 import functools
 
 import pytest
-import testable
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,8 +12,9 @@ from spikemark.kernels.conv_backward import reference
 from spikemark.kernels.conv_backward.definition import ROUNDINGS, tolerance
 from spikemark.kernels.definition import DTYPES, difference
 from spikemark.kernels.types import ConvGeometry
+from stand_ins import callable_here
 
-IMPLEMENTATIONS = testable.testable("conv_backward")
+IMPLEMENTATIONS = callable_here("conv_backward")
 SCALE = 0.7
 every = pytest.mark.parametrize("conv", IMPLEMENTATIONS, ids=lambda i: i.name)
 

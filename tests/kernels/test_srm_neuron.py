@@ -1,6 +1,6 @@
 """``srm_neuron``: every implementation against the specification's page and its faults.
 
-Implementations registered later are tested too, and those for a GPU through what ``testable`` puts in its place. All
+Implementations registered later are tested too, and those for a GPU through what ``stand_ins`` puts in its place. All
 tau differ in every test, so that nothing that confuses them or the two gradients can pass.
 """
 
@@ -19,12 +19,12 @@ from spikemark.kernels.definition import definition
 from spikemark.kernels.srm_neuron import reference
 from spikemark.kernels.state import SrmState
 from spikemark.kernels.types import Problem, SrmParams
-from testable import testable
+from stand_ins import callable_here
 
 OPERATOR = "srm_neuron"
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PARAMS = SrmParams(tau_m=7.0, tau_s=4.0, tau_g=3.5)
-NAMES = [i.name for i in testable(OPERATOR)]
+NAMES = [i.name for i in callable_here(OPERATOR)]
 DEFINITION = definition(OPERATOR)
 STEPS = 4  # nearly everywhere: torch_compile compiles anew, for seconds, for every number of steps
 INF, NAN = float("inf"), float("nan")

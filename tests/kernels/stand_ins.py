@@ -38,7 +38,7 @@ def _any_device(implementation: str, **tensors: Tensor) -> torch.device:
     return devices.pop()
 
 
-def testable(operator: str) -> list[Any]:
+def callable_here(operator: str) -> list[Any]:
     """Implementations of ``operator`` that can be called with CPU tensors in this process."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return [i for i in kernels.implementations(operator) if i.requires == ("triton",)]
