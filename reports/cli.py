@@ -30,7 +30,18 @@ def report(
     """
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}: choose one of {', '.join(FORMATS)}")
-    loaded = read(list(runs))
+    with html.keeping():
+        return _write(read(list(runs)), output, form, figures, devices, stream or sys.stdout)
+
+
+def _write(
+    loaded: Report,
+    output: str | Path | None,
+    form: str,
+    figures: str | Path | None,
+    devices: Sequence[str] | None,
+    stream: TextIO,
+) -> list[Path]:
     pair = _pair(loaded, devices)
     written: list[Path] = []
     first = loaded.runs[0].path
@@ -45,7 +56,7 @@ def report(
     else:
         text = {"markdown": tables.markdown, "latex": tables.latex, "csv": export.csv}[form](loaded)
         if output is None:
-            (stream or sys.stdout).write(text)
+            stream.write(text)
         else:
             html.save(Path(output), text)
             written.append(Path(output))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -39,16 +40,23 @@ def write(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
 
     Returns the file. Raises ``UsageError`` for a folder that is no run and ``StorageError`` where it cannot be written.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # everything read is kept until the page is written: looking for garbage costs a quarter of the time
-    try:
+    with keeping():
         report = read(list(runs))
         path = report.runs[0].path / "report.html" if out is None else Path(out)
         save(path, page(report))
+    return path
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """While a report is made everything read is kept: looking for garbage would cost a quarter of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return path
 
 
 def save(path: Path, text: str) -> None:

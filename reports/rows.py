@@ -5,6 +5,7 @@ pandas is imported only for ``frame``: the page does without it and starts faste
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ def order(row: Row) -> tuple[Any, ...]:
     )
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 9 else (-1, part) for part in re.split(r"(\d+)", name)]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import math
+import statistics
 import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from spikemark.harness.records import Record
 from spikemark.reports import environments, words
 from spikemark.reports.rows import Report, Row
@@ -180,30 +180,29 @@ def _longest_list(report: Report) -> int:
 
 def _samples(row: Row, most: int) -> dict[str, Any]:
     """Samples by kind and pass as whole numbers of ``1/per`` units: [pass, samples taken, those shown]."""
-    values = {
-        (title, r.pass_index): array
+    lists = [
+        (title, r.pass_index, values)
         for title, name in _SAMPLE_KINDS
         for r in row["records"]
-        if (array := _finite(getattr(r, name))).size
-    }
-    if not values:
+        if (values := [v for v in getattr(r, name) if math.isfinite(v)])
+    ]
+    if not lists:
         return {}
-    middle = float(np.median(next(iter(values.values()))))
+    middle = statistics.median(lists[0][2])
     scale, unit = words.time_unit(middle)
     digits = 4 - math.floor(math.log10(middle * scale)) if middle > 0 else 4
     factor = scale * 10.0**digits
     kinds: dict[str, list[list[Any]]] = {}
-    for (title, index), array in values.items():
-        shown = array
-        if array.size > most:
-            shown = np.sort(array)[np.linspace(0, array.size - 1, most).round().astype(int)]
-        kinds.setdefault(title, []).append([index, array.size, np.rint(shown * factor).astype(np.int64).tolist()])
+    for title, index, values in lists:
+        shown = values if len(values) <= most else _thinned(values, most)
+        kinds.setdefault(title, []).append([index, len(values), [round(v * factor) for v in shown]])
     return {"unit": unit, "per": 10.0**digits, "kinds": kinds}
 
 
-def _finite(samples: list[float]) -> Any:
-    array = np.asarray(samples, dtype=float)
-    return array[np.isfinite(array)]
+def _thinned(values: list[float], most: int) -> list[float]:
+    """``most`` of the values, evenly by rank, least and most among them."""
+    ranked, last = sorted(values), len(values) - 1
+    return [ranked[round(i * last / (most - 1))] for i in range(most)]
 
 
 def _facts(row: Row) -> list[tuple[str, list[list[str]]]]:

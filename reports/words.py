@@ -68,6 +68,7 @@ def _unit(value: float, units: tuple[tuple[float, float, str], ...]) -> tuple[fl
     return next((factor, name) for limit, factor, name in units if abs(value) < limit)
 
 
+@functools.lru_cache(maxsize=1 << 16)  # a time is written in the table, in its details and in answers and pictures
 def _scaled(value: float, low: Any, high: Any, units: tuple[tuple[float, float, str], ...]) -> tuple[str, str]:
     """``value`` and its interval in one unit: "1.234 ms" and "1.21–1.25 ms" (empty without an interval)."""
     factor, name = _unit(value, units)
