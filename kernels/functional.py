@@ -75,7 +75,7 @@ def saved_state(names: Sequence[str], tensors: Sequence[Tensor], grad_out: Tenso
     """
     held = dict(zip(names, tensors, strict=True))
     if not compact:
-        return SrmState(**held)
+        return SrmState(held["spikes"], held.get("delta_u"), held.get("delta_ut"))
     spikes = held.get("spikes")
     if spikes is None:
         spikes = torch.empty(grad_out.shape, dtype=grad_out.dtype, device="meta")

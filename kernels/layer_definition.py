@@ -129,9 +129,9 @@ class LayerDefinition(Definition):
         grad_out = tensors.get("grad_out")
 
         def forward() -> tuple[Tensor, Tensor, Tensor]:
-            leaves = [tensors[name].detach().requires_grad_() for name in ("input", "weight")]
+            input, weight = (tensors[name].detach().requires_grad_() for name in ("input", "weight"))
             with torch.enable_grad():
-                return (*leaves, self.call(implementation, *leaves, problem))  # type: ignore[return-value]
+                return input, weight, self.call(implementation, input, weight, problem)
 
         def backward(graph: tuple[Tensor, Tensor, Tensor], keep: bool) -> tuple[Tensor, ...]:
             input, weight, spikes = graph
