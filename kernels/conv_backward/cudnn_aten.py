@@ -22,6 +22,7 @@ def cudnn_missing() -> str | None:
 class CudnnAten(Aten):  # type: ignore[misc]
     """cuDNN through ``aten::convolution_backward``: deterministic, no autotuning, no TF32, and it says so."""
 
+    graph_capture = True
     benchmark = False
     deterministic = True
     allow_tf32 = False

@@ -34,6 +34,7 @@ def exchanged_convolution(image: Tensor, kernel: Tensor, g: ConvGeometry, flags:
 class CudnnTranspose(FoldedConvBackward):
     """cuDNN by two forward convolutions: transposed for the input half, batch and channels exchanged for the weight."""
 
+    graph_capture = True
     flags = (False, True, False)  # benchmark, deterministic, TF32
     # Where the two library calls are looked up: the tests put torch's CPU convolutions here.
     transposed = staticmethod(transposed_convolution)

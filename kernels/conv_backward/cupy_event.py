@@ -27,6 +27,8 @@ def geometry_scalars(input: Tensor, grad: Tensor, kernel: tuple[int, int], g: Co
 class CupyEvent(FoldedConvBackward):
     """Raw CUDA kernels that skip every input that did not spike; sums in a fixed order."""
 
+    graph_capture = True
+
     def unavailable(self) -> str | None:
         """Whether CuPy matches torch's CUDA."""
         return launch.unavailable()

@@ -48,6 +48,7 @@ class DenseCupy:
     """Forward and backward by a pair of kernels with dense slopes; subclasses choose the kernel."""
 
     name: str
+    graph_capture = True
     ran: str = ""
 
     def width(self, *tensors: Tensor) -> int:

@@ -50,7 +50,7 @@ def backward(
     """Walks back in time carrying the next spike's scales and its decaying responses, as running products."""
     n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = n < total
-    at = n + (n // D) * D * (T - 1) + D * (T - 1)
+    at = n + (n // D + 1) * D * (T - 1)  # begins with n: D * (T - 1) alone would be a product in 32 bits
     scale_w = tl.zeros((BLOCK,), dtype=STATE)
     scale_t = tl.zeros((BLOCK,), dtype=STATE)
     r_m = tl.zeros((BLOCK,), dtype=STATE)

@@ -27,6 +27,7 @@ def interpreted() -> bool:
 class TritonFused:
     """Triton kernels with dense slopes, compiled once a dtype and set of constants, not for every T or D."""
 
+    graph_capture = True
     ran: str = ""
 
     def forward(self, current: Tensor, params: SrmParams) -> SrmState:
