@@ -25,6 +25,7 @@ from spikemark.kernels.types import Problem, SrmParams
 from torch import Tensor
 
 AMBIGUOUS_LIMIT = 0.001  # more ambiguous neurons than this fail a case (specification, "Comparing spikes")
+CLEAR_BLOCK = 16384
 CALIBRATION_STEPS = 64
 CALIBRATION_NEURONS = 1024
 CALIBRATION_MEANS = 16  # tried at once; each round narrows the interval by this factor
@@ -75,14 +76,46 @@ def random_current(
     elif current.numel():
         current.add_(current_mean(params, shape[1], rate)).mul_(deviation)
     current = current.to(dtype)
-    # A narrow dtype holds few values, and one of them may put a resting neuron's potential (x / tau_s) exactly on
-    # the threshold, where the reference itself is a coin toss: move that value up by two roundings.
-    tie = params.v_th * params.tau_s
-    value = torch.tensor(tie, dtype=torch.float64).to(dtype)
-    narrow = dtype.itemsize < 4
-    if narrow and abs(float(value) - tie) <= 4 * torch.finfo(torch.float32).eps * tie:
-        current.masked_fill_(current == value.item(), tie * (1 + 2 * torch.finfo(dtype).eps))
+    return keep_clear(current, params) if 0 < rate < 1 else current
+
+
+def keep_clear(current: Tensor, params: SrmParams) -> Tensor:
+    """``current``, changed in place where a potential would be within twice the comparison's margin of ``v_th``.
+
+    There the reference itself is a coin toss. It is rare for real numbers, but a narrow dtype holds few values and
+    the constants are ratios of small numbers, so that in long runs potentials *equal* to the threshold are common.
+    Those currents are moved up by a few roundings: no generated neuron is ambiguous.
+    """
+    folded = current.view(*current.shape[:2], -1)
+    # On a CPU in blocks that stay in a core's cache, each too small to be worth torch's threads.
+    block = CLEAR_BLOCK if current.device.type == "cpu" else folded.numel()
+    samples = max(1, block // max(1, folded.shape[2]))
+    for some in folded.split(samples):
+        for part in some.split(block, dim=2):
+            _keep_block_clear(part, params)
     return current
+
+
+def _keep_block_clear(current: Tensor, params: SrmParams) -> None:
+    """``keep_clear`` for [B, T, D]."""
+    wide = state_dtype(current.dtype)
+    roundings = 64 * torch.finfo(wide).eps
+    gain = abs(params.gain) * roundings
+    m = s = torch.zeros_like(current[:, 0], dtype=wide)
+    for t in range(current.shape[1]):
+        x = current[:, t]
+        while True:
+            m_next, s_next = (m + x).mul_(params.e_m), (s + x).mul_(params.e_s)
+            u = (m_next - s_next).mul_(params.gain)
+            zone = m_next.abs().add_(s_next.abs()).mul_(gain).clamp_(min=roundings)
+            near = (u - params.v_th).abs_() <= zone
+            if not near.any():
+                break
+            # A current's own share of the potential is current / tau_s.
+            step = 2.5 * params.tau_s * zone[near] + 2 * torch.finfo(x.dtype).eps * x[near].abs()
+            x[near] = (x[near] + step).to(x.dtype)
+        fired = u > params.v_th
+        m, s = m_next.masked_fill_(fired, 0), s_next.masked_fill_(fired, 0)
 
 
 def dense_state(current: Tensor, params: SrmParams) -> SrmState:

@@ -244,3 +244,14 @@ def test_inputs_do_not_depend_on_native_being_there(monkeypatch):
     without = DEFINITION.make_inputs(problem(), "backward", torch.float32, "cpu", 5)
     for name, tensor in without.tensors.items():
         torch.testing.assert_close(with_native.tensors[name], tensor, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("params", [PARAMS, SrmParams(tau_m=4.0, tau_s=2.0, tau_g=3.0)])
+def test_no_generated_neuron_is_near_the_threshold(params, dtype):
+    case = problem(2, 40, (1500,), params, rate=0.35)
+    inputs = DEFINITION.make_inputs(case, "forward", dtype, "cpu", 2)
+    want = DEFINITION.reference("forward", inputs, case).values
+    margin = 32 * torch.finfo(torch.float32).eps * torch.maximum(want["u"].abs(), want["peak"]).clamp(min=1.0)
+    assert ((want["u"] - params.v_th).abs() > margin).all()
+    assert want["spikes"].mean() == pytest.approx(0.35, rel=0.1)
