@@ -43,5 +43,9 @@ typecheck: setup-test
 	mkdir -p $(VENV)/typecheck && ln -sfn $(CURDIR) $(VENV)/typecheck/spikemark
 	cd $(VENV)/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p spikemark.kernels -p spikemark.harness -p spikemark.suites -p spikemark.reports -p spikemark.commands -m spikemark.runner
 
+# On a machine with an NVIDIA GPU: tests marked gpu, verify, the full preset; leaves gpu-check/<date-time>.
+gpu: setup-test
+	scripts/gpu.sh
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
