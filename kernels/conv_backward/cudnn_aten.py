@@ -19,7 +19,7 @@ def cudnn_missing() -> str | None:
 
 
 @implementation("conv_backward", device="cuda", dtypes=("float32", "float16", "bfloat16", "float64"))
-class CudnnAten(Aten):  # type: ignore[misc]
+class CudnnAten(Aten):
     """cuDNN through ``aten::convolution_backward``: deterministic, no autotuning, no TF32, and it says so."""
 
     graph_capture = True

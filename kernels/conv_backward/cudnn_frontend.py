@@ -53,7 +53,7 @@ class CudnnFrontend(FoldedConvBackward):
         self, grad: Tensor, weight: Tensor, input: Tensor, geometry: ConvGeometry, grad_scale: float
     ) -> Tensor:
         """dgrad, times the input and the scale."""
-        device = launch.check_device(self.name, grad_t=grad, weight=weight, input=input)  # type: ignore[attr-defined]
+        device = launch.check_device(self.name, grad_t=grad, weight=weight, input=input)
         out = self._run("dgrad", grad, weight, tuple(input.shape), tuple(weight.shape), geometry, device)
         result = torch.empty(input.shape, dtype=input.dtype, device=device)
         torch.mul(out.permute(0, 3, 1, 2), input, out=result)
@@ -61,7 +61,7 @@ class CudnnFrontend(FoldedConvBackward):
 
     def fold_weight(self, grad: Tensor, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> Tensor:
         """wgrad."""
-        device = launch.check_device(self.name, grad_w=grad, input=input)  # type: ignore[attr-defined]
+        device = launch.check_device(self.name, grad_w=grad, input=input)
         out = self._run("wgrad", input, grad, tuple(input.shape), tuple(weight_shape), geometry, device)
         return out.permute(0, 3, 1, 2).contiguous()
 

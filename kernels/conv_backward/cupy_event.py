@@ -37,7 +37,7 @@ class CupyEvent(FoldedConvBackward):
         self, grad: Tensor, weight: Tensor, input: Tensor, geometry: ConvGeometry, grad_scale: float
     ) -> Tensor:
         """One warp for 32 neighbouring inputs; its lanes share the dot product of each that spiked."""
-        device = launch.check_device(self.name, grad_t=grad, weight=weight, input=input)  # type: ignore[attr-defined]
+        device = launch.check_device(self.name, grad_t=grad, weight=weight, input=input)
         x = input.contiguous()
         rows = grad.permute(0, 2, 3, 1).contiguous()
         by_channel = self._by_input_channel(weight, geometry.groups)
@@ -45,13 +45,13 @@ class CupyEvent(FoldedConvBackward):
         real = np.float64 if state_dtype(x.dtype) == torch.float64 else np.float32
         sizes = geometry_scalars(x, grad, (weight.shape[2], weight.shape[3]), geometry)
         self.ran = f"event_input_{str(x.dtype).removeprefix('torch.')}"
-        arguments = [x, by_channel, rows, out, np.int64(x.numel()), *sizes, real(grad_scale)]
+        arguments: list[launch.Argument] = [x, by_channel, rows, out, np.int64(x.numel()), *sizes, real(grad_scale)]
         launch.launch(SOURCE, self.ran, launch.blocks_for(x.numel()), arguments, device)
         return out
 
     def fold_weight(self, grad: Tensor, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> Tensor:
         """One block for one input channel, 128 output channels, nine taps and a slice of the frames."""
-        device = launch.check_device(self.name, grad_w=grad, input=input)  # type: ignore[attr-defined]
+        device = launch.check_device(self.name, grad_w=grad, input=input)
         x = input.contiguous()
         rows = grad.permute(0, 2, 3, 1).contiguous()
         frames, channels = x.shape[:2]
@@ -63,7 +63,7 @@ class CupyEvent(FoldedConvBackward):
         partial = torch.empty((slices, channels, taps, per_group), dtype=wide, device=device)
         sizes = geometry_scalars(x, grad, (weight_shape[2], weight_shape[3]), geometry)
         self.ran = f"event_weight_{str(x.dtype).removeprefix('torch.')}"
-        arguments = [x, rows, partial, np.int64(frames), np.int64(slices), *sizes]
+        arguments: list[launch.Argument] = [x, rows, partial, np.int64(frames), np.int64(slices), *sizes]
         launch.launch(SOURCE, self.ran, blocks * slices, arguments, device)
         # [C, taps, O / groups] of one group after the other -> [O, C / groups, kh, kw].
         total = partial.sum(0).view(geometry.groups, channels // geometry.groups, taps, per_group)

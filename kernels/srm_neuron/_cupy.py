@@ -90,5 +90,5 @@ class DenseCupy:
         width = self.width(*tensors)
         packs = first.shape[0] * neurons_per_sample(first) // width
         self.ran = f"{self.kernel(width, first.dtype)}_{direction}"
-        arguments = [*tensors, *sizes(packs, first), *constants(first.dtype, params)]
+        arguments: list[launch.Argument] = [*tensors, *sizes(packs, first), *constants(first.dtype, params)]
         launch.launch(SOURCE, self.ran, launch.blocks_for(packs), arguments, first.device)

@@ -4,6 +4,7 @@
 are compile-time values (a network has one set), which also keeps them in double precision for float64.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 import triton

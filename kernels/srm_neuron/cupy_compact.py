@@ -75,11 +75,18 @@ class CupyCompact:
         offsets = torch.zeros(warps + 1, dtype=torch.int64, device=device)
         counts = offsets[1:]
         self.ran = self._kernel(width, first.dtype, kind)
-        arguments = [*tensors, bits, workspace, counts, *sizes(packs, first), *constants(first.dtype, params)]
+        arguments: list[launch.Argument] = [
+            *tensors,
+            bits,
+            workspace,
+            counts,
+            *sizes(packs, first),
+            *constants(first.dtype, params),
+        ]
         launch.launch(SOURCE, self.ran, launch.blocks_for(packs), arguments, device)
         torch.cumsum(counts, 0, out=counts)
         slopes = torch.empty((int(counts[-1]), 2), dtype=first.dtype, device=device)
-        gather = [workspace, offsets, slopes, np.int64(warps), np.int64(capacity)]
+        gather: list[launch.Argument] = [workspace, offsets, slopes, np.int64(warps), np.int64(capacity)]
         threads = 32 * warps
         launch.launch(SOURCE, f"srm_gather_{dtype_name(first.dtype)}", launch.blocks_for(threads), gather, device)
         return {"bits": bits, "slopes": slopes, "offsets": offsets}
@@ -96,7 +103,7 @@ class CupyCompact:
         width = row_width(grad)
         packs = grad.shape[0] * neurons_per_sample(grad) // width
         self.ran = self._kernel(width, grad.dtype, "backward")
-        arguments = [grad, bits, slopes.to(grad.dtype), offsets, grad_w, grad_t]
+        arguments: list[launch.Argument] = [grad, bits, slopes.to(grad.dtype), offsets, grad_w, grad_t]
         arguments += [*sizes(packs, grad), *constants(grad.dtype, params)]
         launch.launch(SOURCE, self.ran, launch.blocks_for(packs), arguments, grad.device)
         return grad_w, grad_t
