@@ -10,6 +10,7 @@ from torch import Tensor
 
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 AXES = 5
+ELEMENTS_A_THREAD = 65536  # some ten microseconds of copying
 Axes = ctypes.c_int64 * AXES
 
 
@@ -30,3 +31,8 @@ def check_cpu(name: str, tensor: Tensor) -> None:
     """``ValueError`` naming the argument unless it lies in the CPU's memory, which is all a native kernel can read."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} is on {tensor.device}, but native implementations run on the CPU only")
+
+
+def threads_for(elements: int) -> int:
+    """Threads for one pass over ``elements``: at most torch's, and none that would get less than it costs to wake."""
+    return min(torch.get_num_threads(), 1 + elements // ELEMENTS_A_THREAD)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from spikemark.kernels._build import NativeLibrary
-from spikemark.kernels._strided import DTYPE_CODES, Axes, check_cpu, described, five_axes
+from spikemark.kernels._strided import DTYPE_CODES, Axes, check_cpu, described, five_axes, threads_for
 from spikemark.kernels.adjusted_avg_pool2d._checks import check_backward, pair, pooled_shape
 from spikemark.kernels.definition import check_float
 from spikemark.kernels.registry import implementation
@@ -35,7 +35,7 @@ class Native:
         view = five_axes(x.detach())
         call = LIBRARY.load().spikemark_pool
         call.argtypes = (INT, POINTER, Axes, Axes, LONG, LONG, POINTER, INT)
-        call(DTYPE_CODES[x.dtype], *described(view), *sides, POINTER(y.data_ptr()), torch.get_num_threads())
+        call(DTYPE_CODES[x.dtype], *described(view), *sides, POINTER(y.data_ptr()), threads_for(x.numel()))
         return y
 
     def backward(self, grad: Tensor, y: Tensor, x_shape: Sequence[int], kernel: int | Sequence[int]) -> Tensor:
@@ -55,6 +55,6 @@ class Native:
             *x_shape[-2:],
             *sides,
             POINTER(out.data_ptr()),
-            torch.get_num_threads(),
+            threads_for(out.numel()),
         )
         return out

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from spikemark.kernels._build import NativeLibrary
-from spikemark.kernels._strided import DTYPE_CODES, Axes, check_cpu, described, five_axes
+from spikemark.kernels._strided import DTYPE_CODES, Axes, check_cpu, described, five_axes, threads_for
 from spikemark.kernels.definition import check_float
 from spikemark.kernels.registry import implementation
 from torch import Tensor
@@ -42,5 +42,5 @@ class Native:
         call = getattr(LIBRARY.load(), function)
         call.argtypes = (ctypes.c_int, ctypes.c_void_p, Axes, Axes, ctypes.c_void_p, ctypes.c_int)
         code = DTYPE_CODES[tensor.dtype]
-        call(code, *described(view), ctypes.c_void_p(out.data_ptr()), torch.get_num_threads())
+        call(code, *described(view), ctypes.c_void_p(out.data_ptr()), threads_for(out.numel()))
         return out
