@@ -112,7 +112,16 @@ inline Lanes<float>::Narrow narrow(Vector<float> v, const Bfloat*) {
     Lanes<float>::Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     Mask<float> number = v == v;
     Lanes<float>::Bits keep = reinterpret_cast<Lanes<float>::Bits>(number);
-    return __builtin_convertvector((rounded & keep) | (0x7fc0u & ~keep), Lanes<float>::Narrow);
+    bits = (rounded & keep) | (0x7fc0u & ~keep);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i wide = reinterpret_cast<__m256i>(bits);  // gcc's own conversion takes far more instructions
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    Lanes<float>::Narrow out;
+    std::memcpy(&out, &packed, sizeof out);
+    return out;
+#else
+    return __builtin_convertvector(bits, Lanes<float>::Narrow);
+#endif
 }
 inline Lanes<float>::Narrow narrow(Vector<float> v, const Half*) {
     Lanes<float>::Narrow out;

@@ -10,6 +10,10 @@
 
 #define SPIKEMARK_EXPORT extern "C" __attribute__((visibility("default")))
 
+// Loops are written once, with their body as a lambda: it must become part of the loop.
+#define SPIKEMARK_INLINE inline __attribute__((always_inline))
+#define SPIKEMARK_INLINE_LAMBDA __attribute__((always_inline))
+
 namespace srm {
 
 using spikemark::Mask;
@@ -123,7 +127,7 @@ inline void step_back(Next<A>& next, Mask<A> fired, Vector<A> scale_w, Vector<A>
 }
 
 // Calls body(offset, lanes, whole) for each vector of a row of `neurons`; `whole` is a constant for full vectors.
-template <typename A, typename Body> inline void for_vectors(int neurons, const Body& body) {
+template <typename A, typename Body> SPIKEMARK_INLINE void for_vectors(int neurons, const Body& body) {
     constexpr int lanes = spikemark::Lanes<A>::count;
     int i = 0;
     for (; i + lanes <= neurons; i += lanes) body(i, lanes, std::true_type{});

@@ -98,10 +98,10 @@ template <typename A> inline uint32_t bits_at(const uint8_t* row, int i) {
     return (two >> (i % 8)) & ((1u << lanes) - 1u);
 }
 template <typename A> inline void put_bits(uint8_t* row, int i, uint32_t bits) {
-    uint16_t two;
-    std::memcpy(&two, row + i / 8, 2);
-    two = static_cast<uint16_t>(two | bits << (i % 8));
-    std::memcpy(row + i / 8, &two, 2);
+    constexpr int lanes = spikemark::Lanes<A>::count;
+    if constexpr (lanes == 16) std::memcpy(row + i / 8, &bits, 2);  // little-endian, as these machines are
+    else if constexpr (lanes == 8) row[i / 8] = static_cast<uint8_t>(bits);
+    else row[i / 8] = static_cast<uint8_t>(row[i / 8] | bits << (i % 8));
 }
 
 struct Saved {
@@ -145,14 +145,15 @@ bool place(const Saved& saved, int64_t piece, const Scratch<A>& scratch, int64_t
 
 // Walks a tile through its steps; rise(t, i, part, whole) gives the step of the vector at neuron i. Writes the bits,
 // gathers the pairs in scratch, and returns how many there are.
+// Inlined, and with `rise` by value: what is reached through a pointer must be read again after every store.
 template <typename A, typename Step>
-int64_t encode_tile(const Saved& saved, int64_t sample, int64_t first, int n, int64_t steps, int64_t neurons,
-                    const Scratch<A>& scratch, const Step& rise) {
+SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t first, int n, int64_t steps,
+                                     int64_t neurons, const Scratch<A> scratch, Step rise) {
     const int64_t row_bytes = (neurons + 7) / 8;
     int64_t count = 0;
     for (int64_t t = 0; t < steps; ++t) {
         uint8_t row[kRowBytes] = {};
-        for_vectors<A>(n, [&](int i, int part, auto whole) {
+        for_vectors<A>(n, [&](int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
             const Rise<A> now = rise(t, i, part, whole);
             uint32_t bits = spikemark::lane_bits<A>(now.fired);
             if constexpr (!decltype(whole)::value) bits &= (1u << part) - 1u;
@@ -174,7 +175,7 @@ int64_t forward_tile(const View& current, int64_t sample, int64_t first, int n, 
     Membrane<A> state[kTile / lanes] = {};
     const Vector<A> one = spikemark::splat<A>(1), zero = {};
     const S *x = nullptr, *ahead = nullptr;
-    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, [&](int64_t t, int i, int part, auto whole) {
+    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, [&](int64_t t, int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
         constexpr bool Whole = decltype(whole)::value;
         if (i == 0) x = rows.row(t), ahead = rows.ahead(t + 1, steps);
         if (ahead) __builtin_prefetch(ahead + i);
@@ -216,7 +217,7 @@ void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t 
         const S* ahead = rows.ahead(t - 1, steps);
         const int64_t at = (sample * steps + t) * neurons + first;
         int64_t from = left;
-        for_vectors<A>(n, [&](int i, int part, auto whole) {
+        for_vectors<A>(n, [&](int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
             constexpr bool Whole = decltype(whole)::value;
             if (ahead) __builtin_prefetch(ahead + i);
             const uint32_t bits = bits_at<A>(row, i);
@@ -324,7 +325,7 @@ SPIKEMARK_EXPORT int srm_compact_pack(int dtype, int64_t batch, int64_t steps, i
         srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
                                                                        int64_t first, int n) {
             const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);
-            const auto read = [&](int64_t t, int i, int part, auto whole) {
+            const auto read = [=](int64_t t, int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
                 constexpr bool Whole = decltype(whole)::value;
                 const int64_t at = (sample * steps + t) * neurons + first + i;
                 const spikemark::Vector<A> zero = {};
