@@ -113,14 +113,19 @@ def first_error(messages: str) -> str:
 
 def cache_folder() -> Path:
     """Where built libraries lie: a folder of this user that is writable, made if missing."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "spikemark" / "native"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spikemark" / "native"
+    return folder if _writable(folder) else _temporary_folder()
+
+
+@functools.cache  # asked before every native call, and trying to write costs more than a small kernel
+def _writable(folder: Path) -> bool:
+    """Whether files can be made in ``folder``, which is made if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            return True
     except OSError:
-        return _temporary_folder()
+        return False
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,23 @@ from torch import Tensor
 
 LIBRARY = NativeLibrary(Path(__file__).parent, ("pool.cpp",), headers=("../_strided.h",))
 INT, LONG, POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+
+
+ARGUMENTS = {
+    "spikemark_pool": (INT, POINTER, Axes, Axes, LONG, LONG, POINTER, INT),
+    "spikemark_pool_backward": (
+        *(INT, POINTER, Axes, Axes, POINTER, Axes, Axes),
+        *(LONG, LONG, LONG, LONG, POINTER, INT),
+    ),
+}
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., int]:
+    """The library's function; found once, because finding it takes longer than a small tensor."""
+    found = getattr(LIBRARY.load(), name)
+    found.argtypes = ARGUMENTS[name]
+    return found
 
 
 @implementation("adjusted_avg_pool2d", device="cpu")
@@ -33,9 +51,9 @@ class Native:
         sides = pair(kernel)
         y = torch.empty(pooled_shape(x.shape, sides), dtype=x.dtype)
         view = five_axes(x.detach())
-        call = LIBRARY.load().spikemark_pool
-        call.argtypes = (INT, POINTER, Axes, Axes, LONG, LONG, POINTER, INT)
-        call(DTYPE_CODES[x.dtype], *described(view), *sides, POINTER(y.data_ptr()), threads_for(x.numel()))
+        _function("spikemark_pool")(
+            DTYPE_CODES[x.dtype], *described(view), *sides, POINTER(y.data_ptr()), threads_for(x.numel())
+        )
         return y
 
     def backward(self, grad: Tensor, y: Tensor, x_shape: Sequence[int], kernel: int | Sequence[int]) -> Tensor:
@@ -46,9 +64,7 @@ class Native:
         check_cpu("y", y)
         out = torch.empty(tuple(x_shape), dtype=grad.dtype)
         grads, means = five_axes(grad.detach()), five_axes(y.detach())
-        call = LIBRARY.load().spikemark_pool_backward
-        call.argtypes = (INT, POINTER, Axes, Axes, POINTER, Axes, Axes, LONG, LONG, LONG, LONG, POINTER, INT)
-        call(
+        _function("spikemark_pool_backward")(
             DTYPE_CODES[grad.dtype],
             *described(grads),
             *described(means),

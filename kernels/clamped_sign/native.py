@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +15,14 @@ from spikemark.kernels.registry import implementation
 from torch import Tensor
 
 LIBRARY = NativeLibrary(Path(__file__).parent, ("sign.cpp",), headers=("../_strided.h",))
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., int]:
+    """The library's function; found once, because finding it takes longer than a small tensor."""
+    found = getattr(LIBRARY.load(), name)
+    found.argtypes = (ctypes.c_int, ctypes.c_void_p, Axes, Axes, ctypes.c_void_p, ctypes.c_int)
+    return found
 
 
 @implementation("clamped_sign", device="cpu")
@@ -39,8 +49,7 @@ class Native:
         out = torch.empty(tensor.shape, dtype=tensor.dtype)
         # What lies densely is one long row; anything else is read row by row where it lies.
         view = five_axes(tensor.view(-1) if tensor.is_contiguous() else tensor)
-        call = getattr(LIBRARY.load(), function)
-        call.argtypes = (ctypes.c_int, ctypes.c_void_p, Axes, Axes, ctypes.c_void_p, ctypes.c_int)
+        call = _function(function)
         code = DTYPE_CODES[tensor.dtype]
         call(code, *described(view), ctypes.c_void_p(out.data_ptr()), threads_for(out.numel()))
         return out
