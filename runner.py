@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 4, 130
-DEFAULT_PRESET = {"run": "quick", "verify": "smoke"}
+DEFAULT_PRESET = {"run": "quick", "verify": "smoke", "profile": "smoke"}
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +80,24 @@ def _run(parser: argparse.ArgumentParser) -> None:
     resume = "measure what is missing in the run folder --out; without a selection, that run's own is repeated"
     parser.add_argument("--resume", action="store_true", help=resume)
     _time_limit(parser)
+
+
+def _profile(parser: argparse.ArgumentParser) -> None:
+    which = "torch (torch.profiler, default), nsys (Nsight Systems) or ncu (Nsight Compute)"
+    parser.add_argument("--tool", choices=("torch", "nsys", "ncu"), default="torch", metavar="TOOL", help=which)
+    out = "run folder, new or existing; traces go into its traces/; default: runs/<date-time>-profile"
+    parser.add_argument("--out", metavar="DIR", help=out)
+    parser.add_argument("--calls", metavar="N", type=natural, default=5, help="traced calls of a case; default: 5")
+    back = "read an SQLite export of Nsight Systems made elsewhere instead; with --out it is added to that run"
+    parser.add_argument("--from", dest="from_file", metavar="FILE", help=back)
+    parser.add_argument("--dry-run", action="store_true", help="show the commands that would be run, run nothing")
+    parser.add_argument("--nsys", metavar="PATH", help="the program nsys; default: on PATH or where it is installed")
+    parser.add_argument("--ncu", metavar="PATH", help="the program ncu; default: on PATH or where it is installed")
+    chosen = "with ncu: collect this metric instead of the default set; repeatable"
+    parser.add_argument("--metrics", metavar="NAME", action="append", default=[], help=chosen)
+    add_selection(parser, DEFAULT_PRESET["profile"])
+    limit = "of one case, such as 90s or 5m; what takes longer is stopped; default: 5m"
+    parser.add_argument("--time-limit", metavar="TIME", type=seconds, default=300.0, help=limit)
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +157,7 @@ COMMANDS = {
     "list": ("what there is: operators, implementations, workloads, devices", _list, "listing"),
     "verify": ("compare implementations with the float64 reference, time nothing", _verify, "verify"),
     "run": ("verify, then measure, then write a report", _run, "run"),
+    "profile": ("trace cases with torch.profiler or Nsight: why is it slow?", _profile, "profile"),
     "report": ("write the report of one or several runs", _report, "report"),
     "compare": ("what became slower or faster between two runs, or two versions of the code", _compare, "compare"),
     "selftest": ("how often identical code is called slower here, and what is found", _selftest, "selftest"),

@@ -10,6 +10,7 @@ Times are nanoseconds since the session's start in arrays, seconds in results.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +73,8 @@ class Trace:
 
     def __init__(self, activities: Activities, ranges: Ranges, names: Names, facts: dict[str, str], notes: list[str]):
         self.activities, self.ranges, self.names, self.facts, self.notes = activities, ranges, names, facts, notes
-        self._lanes: dict[tuple[int, int], Array] = {}
+        self.group_of: Array = np.empty(0, np.int64)
+        """For each range the ``index`` of its group; made by ``groups``."""
         self._lane_of = np.full(len(ranges), -1)
         self._low, self._high = np.zeros(len(ranges), np.int64), np.zeros(len(ranges), np.int64)
         self._lane_list: list[Array] = []
@@ -136,8 +138,8 @@ class Trace:
             last = np.full(len(batch), MISSING)
             np.maximum.at(last, segment, end)
             window[batch] = np.maximum(ranges.end[batch], last) - ranges.start[batch]
-            busy[batch], _ = _union(segment[kernel], start[kernel], end[kernel], len(batch))
-            any_[batch], gaps[batch] = _union(segment, start, end, len(batch))
+            busy[batch], _ = union(segment[kernel], start[kernel], end[kernel], len(batch))
+            any_[batch], gaps[batch] = union(segment, start, end, len(batch))
         return known, window, busy, any_, gaps
 
     def _gather(self, batch: Array) -> tuple[Array, Array]:
@@ -159,8 +161,8 @@ class Trace:
         if not len(ranges):
             return []
         keys = np.stack([ranges.domain, ranges.name, ranges.kind], axis=1)
-        found, self._first, self._group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        self._group = self._group.reshape(-1)
+        found, self._first, self.group_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        self.group_of = self.group_of.reshape(-1)
         length = acts.end - acts.start
         is_kernel, is_copy = (acts.kind == KERNEL) | (acts.kind == GRAPH), acts.kind == COPY
         columns = [
@@ -172,11 +174,11 @@ class Trace:
         known, window, busy, any_, gaps = self._windows()
         if not known.all():
             self._note(f"{int((~known).sum()):,} ranges overlap too much: without busy and idle times")
-        sums = [np.bincount(self._group, c.astype(np.float64), len(found)) for c in columns]
+        sums = [np.bincount(self.group_of, c.astype(np.float64), len(found)) for c in columns]
         windows = [
-            np.bincount(self._group, c.astype(np.float64), len(found)) for c in (window, busy, window - any_, gaps)
+            np.bincount(self.group_of, c.astype(np.float64), len(found)) for c in (window, busy, window - any_, gaps)
         ]
-        unknown = np.bincount(self._group, ~known, len(found)) > 0
+        unknown = np.bincount(self.group_of, ~known, len(found)) > 0
         out = []
         for i, (domain, name, kind) in enumerate(found):
             count, unclosed, wall, kernels, kernel_ns, copies, copy_ns, size = (float(s[i]) for s in sums)
@@ -196,20 +198,19 @@ class Trace:
 
     def within(self, group: RangeUse) -> Array:
         """Positions of the activities in any range of a group that ``groups`` gave, each once."""
-        indices = np.flatnonzero(self._group == group.index)
+        indices = np.flatnonzero(self.group_of == group.index)
         sizes = self._high[indices] - self._low[indices]
         kept = indices[np.cumsum(sizes) <= MAX_GATHERED]
         if len(kept) < len(indices):
             self._note(f"ranges {group.name!r} overlap too much: the kernel table has the first {len(kept):,} of them")
         return np.unique(self._gather(kept)[1])
 
-    def outside(self, domain: str | None = None) -> Array:
-        """Positions of the activities launched in no range (of ``domain``, if given)."""
+    def outside(self, groups: Sequence[RangeUse] | None = None) -> Array:
+        """Positions of the activities launched in no range at all, or in none of these ``groups``."""
         covered = np.zeros(len(self.activities), bool)
         chosen = np.ones(len(self.ranges), bool)
-        if domain is not None:
-            codes = [i for i, text in enumerate(self.names.texts) if text == domain]
-            chosen = np.isin(self.ranges.domain, codes)
+        if groups is not None:
+            chosen = np.isin(self.group_of, [group.index for group in groups])
         for number, inside in enumerate(self._lane_list):
             mine = chosen & (self._lane_of == number)
             steps = np.zeros(len(inside) + 1, np.int64)
@@ -235,7 +236,7 @@ class Trace:
         return sorted(out, key=lambda k: (-k.total_s, k.name))
 
 
-def _union(segment: Array, start: Array, end: Array, count: int) -> tuple[Array, Array]:
+def union(segment: Array, start: Array, end: Array, count: int) -> tuple[Array, Array]:
     """For each of ``count`` segments: length of the union of its intervals, and of the gaps between them."""
     if not len(segment):
         return np.zeros(count, np.int64), np.zeros(count, np.int64)

@@ -1,0 +1,247 @@
+"""``spikemark profile``: why is it slow? Traces of the selected cases, in a run folder and its report.
+
+``--out`` may be a run that exists: its report then links each row to its traces. A new folder first gets one measured
+pass, so that the report has times that no profiler has slowed down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spikemark.commands import arguments as shared
+from spikemark.commands import run as running
+from spikemark.commands import terminal
+from spikemark.harness.errors import NothingMeasured, UsageError
+from spikemark.harness.records import INCORRECT, OK, Case, Record
+
+if TYPE_CHECKING:
+    from spikemark.harness.trace.summary import TraceSummary
+
+EXIT_INCORRECT, EXIT_NOTHING = 3, 4
+GRACE_S = 330.0  # beside the tool's own limit: export and reading
+MERGED = "all.torch.json.gz"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trace the selected cases; prints a line a case and, last, the path of report.html."""
+    from spikemark.reports import html
+
+    if arguments.from_file is not None:
+        return _read_back(arguments)
+    command, settings = _tool(arguments)
+    cases = shared.cases(arguments)
+    _refuse(cases, arguments)
+    out = Path(arguments.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-profile")
+    traces = out / "traces"
+    if arguments.dry_run:
+        print(_commands(cases, arguments, settings, traces))
+        return 0
+    measured = _measure(cases, arguments, out)
+    chosen = [case for case in cases if measured.get(case.key, OK) == OK]
+    if not chosen:
+        html.write([out], None)
+        raise NothingMeasured(f"no case can be traced: {_first_reason(out)} (all reasons are in {out / 'report.html'})")
+    records = _trace(chosen, arguments, command, traces)
+    found = _summaries(records, traces, arguments.tool)
+    if arguments.tool == "torch":
+        _merge(found, traces)
+    print(_table(found))
+    print(html.write([out], None))
+    statuses = {record.status for record in records} | set(measured.values())
+    return EXIT_INCORRECT if INCORRECT in statuses else 0 if any(s.status == OK for s in found) else EXIT_NOTHING
+
+
+def _tool(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """What makes the command line of a tracing process, and the tool's settings. ``UsageError`` if it is absent."""
+    from spikemark.harness.trace import tools
+
+    calls = str(arguments.calls)
+    folder = "traces"
+    if arguments.metrics and arguments.tool != "ncu":
+        raise UsageError("--metrics is for --tool ncu")
+    if arguments.tool == "torch":
+        module = "spikemark.harness.trace.worker"
+        return lambda plan, events: [sys.executable, "-m", module, str(plan), str(events), folder, calls], {}
+    settings: dict[str, Any] = {
+        "tool": arguments.tool,
+        "program": tools.find(arguments.tool, getattr(arguments, arguments.tool)),
+        "limit_s": arguments.time_limit,
+        "metrics": arguments.metrics,
+    }
+    module, text = "spikemark.harness.trace.driver", json.dumps(settings)
+    return lambda plan, events: [sys.executable, "-m", module, str(plan), str(events), folder, calls, text], settings
+
+
+def _refuse(cases: Sequence[Case], arguments: argparse.Namespace) -> None:
+    on_cpu = [case for case in cases if not case.device.startswith("cuda")]
+    if arguments.tool == "ncu" and on_cpu:
+        raise UsageError(f"Nsight Compute profiles CUDA kernels only, not {on_cpu[0].device}: choose --device cuda")
+
+
+def _commands(cases: Sequence[Case], arguments: argparse.Namespace, settings: dict[str, Any], traces: Path) -> str:
+    """The commands that would be run, quoted for a shell; PLAN stands for a file that says what one process does."""
+    from spikemark.harness.trace import driver
+
+    lines = []
+    if arguments.tool == "torch":
+        command, _ = _tool(arguments)
+        lines.append(f"# torch.profiler, {arguments.calls} calls a case, {len(cases)} cases, into {traces}")
+        lines += [f"#   {case.key}" for case in cases]
+        lines.append(shlex.join(_placed(command("PLAN", "EVENTS"), traces)))
+    for case in cases if settings else []:
+        lines.append(f"# {case.key}")
+        lines += [shlex.join(words) for words in driver.commands(case, settings, traces, Path("PLAN"))]
+    return "\n".join(lines)
+
+
+def _placed(words: list[str], traces: Path) -> list[str]:
+    return [str(traces) if word == "traces" else word for word in words]
+
+
+def _measure(cases: Sequence[Case], arguments: argparse.Namespace, out: Path) -> dict[str, str]:
+    """Statuses by key of a run that exists, or of one measured pass into a new folder."""
+    from spikemark.harness import supervisor
+    from spikemark.harness.runfolder import RunFolder
+
+    if (out / "run.json").is_file():
+        wanted = {case.key for case in cases}
+        return {r.case.key: r.status for r in RunFolder.load(out).records if r.case.key in wanted}
+    options = replace(running.options(arguments, cases, out), passes=1)
+    supervisor.run(cases, options, running.worker_command(), arguments.argv)
+    return {record.case.key: record.status for record in RunFolder.load(out).records}
+
+
+def _first_reason(out: Path) -> str:
+    from spikemark.harness.runfolder import RunFolder
+
+    failed = [r for r in RunFolder.load(out).records if r.status != OK]
+    return f"{failed[0].status}, {failed[0].reason}" if failed else "nothing was measured"
+
+
+def _trace(cases: Sequence[Case], arguments: argparse.Namespace, command: Any, traces: Path) -> list[Record]:
+    """Trace under supervision: a kernel that kills or hangs its process costs its own trace only."""
+    from spikemark.harness import supervisor
+    from spikemark.harness.runfolder import RunFolder
+
+    where = traces.resolve()
+    with tempfile.TemporaryDirectory(prefix="spikemark-profile-") as folder:
+        options = replace(
+            running.options(arguments, cases, Path(folder) / "run"),
+            passes=1,
+            case_timeout_s=arguments.time_limit + (0 if arguments.tool == "torch" else GRACE_S),
+        )
+        supervisor.run(cases, options, lambda plan, fd: _placed(command(plan, fd), where), arguments.argv)
+        records = RunFolder.load(options.out).records
+        for log in sorted((options.out / "logs").glob("*")):
+            if log.stat().st_size:
+                _keep_log(log, traces.parent / "logs", arguments.tool)
+    order = {case.key: i for i, case in enumerate(cases)}
+    return sorted(records, key=lambda record: order[record.case.key])
+
+
+def _keep_log(log: Path, logs: Path, tool: str) -> None:
+    logs.mkdir(exist_ok=True)
+    names = (logs / f"profile-{tool}-{i}.log" for i in range(100_000))
+    shutil.copyfile(log, next(name for name in names if not name.exists()))
+
+
+def _summaries(records: Sequence[Record], traces: Path, tool: str) -> list[TraceSummary]:
+    """What was found of each case; a case without a trace gets a summary that says why."""
+    from spikemark.harness.trace import summary
+
+    for record in records:
+        if record.status != OK:
+            failed = summary.TraceSummary(tool, record.case.key, status=record.status, reason=record.reason)
+            summary.write(traces, failed)
+    place = {record.case.key: i for i, record in enumerate(records)}
+    found = [s for s in summary.read_all(traces)[0] if s.tool == tool and s.key in place]
+    return sorted(found, key=lambda s: place[s.key])
+
+
+def _merge(found: Sequence[TraceSummary], traces: Path) -> None:
+    """One trace of the whole selection, each case a group of its own."""
+    from spikemark.harness.trace import chrome
+
+    files = [(s.key, traces / s.files[0]["name"]) for s in found if s.status == OK and s.files]
+    if files:
+        chrome.save(traces / MERGED, chrome.merge([(key, chrome.load(path)) for key, path in files]))
+
+
+def _read_back(arguments: argparse.Namespace) -> int:
+    """``--from FILE``: what an export made elsewhere says; with ``--out RUN`` its report shows it as well."""
+    from spikemark.harness.runfolder import RunFolder
+    from spikemark.harness.trace import nsys, summary
+
+    path = Path(arguments.from_file)
+    found = nsys.summarise_file(path)
+    print("\n\n".join(_details(one) for one in found))
+    if arguments.out is None:
+        return 0
+    from spikemark.reports import html
+
+    out = RunFolder.load(arguments.out).path
+    (out / "traces").mkdir(exist_ok=True)
+    if path.resolve().parent != (out / "traces").resolve():
+        shutil.copyfile(path, out / "traces" / path.name)
+    for one in found:
+        summary.write(out / "traces", one)
+    print(html.write([out], None))
+    return 0
+
+
+def _table(found: Sequence[TraceSummary]) -> str:
+    """A line a case: where its time went."""
+    from spikemark.reports import words
+
+    rows = []
+    for one in found:
+        first = one.kernels[0] if one.kernels else {"name": "", "total_s": None}
+        total = sum(row["total_s"] for row in one.kernels)
+        share = f"{first['total_s'] / total:.0%} {first['name']}" if total else ""
+        free = "" if one.not_in_kernels is None else f"{one.not_in_kernels:.0%}"
+        per_call = "" if not one.calls or one.wall_s is None else words.seconds(one.wall_s / one.calls)
+        size = "" if one.measured_bytes is None else words.size(one.measured_bytes)
+        rows.append([one.key, one.status, per_call, free, size, share or one.reason])
+    unit = "operators" if found and found[0].unit == "operator" else "kernels"
+    header = ["Case", "Trace", "Call, traced", f"Not in {unit}", "DRAM bytes", f"Most of the {unit}' time, or why not"]
+    return terminal.table(header, rows, right=[2, 3, 4])
+
+
+def _details(one: TraceSummary) -> str:
+    """Everything a summary holds, for a terminal."""
+    from spikemark.reports import words
+
+    lines = [one.key or one.title]
+    if one.wall_s is not None:
+        over = f" over {one.calls} calls" if one.calls else ""
+        free = "" if one.not_in_kernels is None else f", {one.not_in_kernels:.1%} of it without a running kernel"
+        lines.append(f"{words.seconds(one.wall_s)}{over}{free}")
+    for title, rows in (("Kernels", one.kernels), ("Copies", one.copies), ("In no measured range", one.outside)):
+        if rows:
+            table = [[r["name"], r["count"], words.seconds(r["total_s"]), _optional(r, "launch_s")] for r in rows]
+            lines += ["", terminal.table([title, "Count", "Time", "After launch"], table, right=[1, 2, 3])]
+    if one.ranges:
+        table = [
+            [r["name"], r["kind"], r["count"], words.seconds(r["total_s"]), r["kernels"], _optional(r, "kernel_s")]
+            for r in one.ranges
+        ]
+        header = ["NVTX range", "Kind", "Count", "Time", "Kernels", "In kernels"]
+        lines += ["", terminal.table(header, table, right=[2, 3, 4, 5])]
+    lines += [f"note: {terminal.inert(note, 300)}" for note in one.notes]
+    return "\n".join(lines)
+
+
+def _optional(row: dict[str, Any], name: str) -> str:
+    from spikemark.reports import words
+
+    return "" if row.get(name) is None else words.seconds(row[name])
