@@ -202,8 +202,9 @@ template <typename A> inline uint32_t lane_bits(Mask<A> mask) {
     if constexpr (sizeof(A) == 4) return _mm256_movemask_ps(reinterpret_cast<__m256>(mask));
     else return _mm256_movemask_pd(reinterpret_cast<__m256d>(mask));
 #elif defined(__AVX512F__)
-    if constexpr (sizeof(A) == 4) return _mm512_cmplt_epi32_mask(reinterpret_cast<__m512i>(mask), _mm512_setzero_si512());
-    else return _mm512_cmplt_epi64_mask(reinterpret_cast<__m512i>(mask), _mm512_setzero_si512());
+    const __m512i lanes = reinterpret_cast<__m512i>(mask), zero = _mm512_setzero_si512();
+    if constexpr (sizeof(A) == 4) return _mm512_cmplt_epi32_mask(lanes, zero);
+    else return _mm512_cmplt_epi64_mask(lanes, zero);
 #elif defined(__SSE2__)
     if constexpr (sizeof(A) == 4) return _mm_movemask_ps(reinterpret_cast<__m128>(mask));
     else return _mm_movemask_pd(reinterpret_cast<__m128d>(mask));

@@ -15,8 +15,8 @@ from spikemark.kernels.types import Problem, SrmParams
 from torch import Tensor
 
 SMALL_SLOPES = 1 << 20  # bytes of slopes at 100 % firing up to which they are written for the worst case and cut
-SAMPLED = 48  # one tile in so many is computed beforehand, to see how many spikes there will be
-FEWEST_SAMPLED = 16
+SAMPLED = 64  # one neuron in so many is computed beforehand, to see how many spikes there will be
+FEWEST_SAMPLED = 32  # pieces of neurons that are sampled at least
 SLACK = 1.08  # room asked for, over what the sample says
 
 
@@ -26,7 +26,7 @@ class NativeCompact:
 
     ``saved``: ``bits`` uint8 [B, T, ceil(D/8)], ``tiles`` int64 [tiles, 2] (first pair and pairs of each tile) and
     ``slopes`` [2, at least the spikes] in the current's dtype. How many spikes there will be is estimated from a
-    sample of the tiles; tiles that find no room are done again with exact room, so an estimate costs time at most.
+    sample of the neurons; tiles that find no room are done again with exact room, so an estimate costs time at most.
     """
 
     def unavailable(self) -> str | None:
@@ -102,12 +102,9 @@ class NativeCompact:
 
 
 def _estimate(x: Tensor, params: SrmParams) -> int:
-    """How many spikes ``x`` will probably have, from tiles spread over it."""
-    batch, _, neurons, _ = _native.sizes(x)
-    tiles = _native.function("srm_compact_tiles")(batch, neurons)
-    every = max(1, tiles // max(FEWEST_SAMPLED, tiles // SAMPLED))
+    """How many spikes ``x`` will probably have, from a sample spread over it."""
     seen = (ctypes.c_int64 * 2)()
-    _native.call("srm_compact_count", x, params, every, seen)
+    _native.call("srm_compact_count", x, params, SAMPLED, FEWEST_SAMPLED, seen)
     return min(x.numel(), int(seen[0] / seen[1] * x.numel() * SLACK) + 1024)
 
 

@@ -19,7 +19,7 @@ namespace srm {
 using spikemark::Mask;
 using spikemark::Vector;
 
-constexpr int kTile = 1024;            // neurons of a tile: 4 KiB of float32 a step, so each step is one page
+constexpr int kTile = 2048;                // neurons of a tile: 8 KiB of float32 a step, two pages in a row
 constexpr int64_t kSerialSteps = 1 << 15;  // fewer neuron-steps than this are not worth waking threads for
 
 // SrmParams in the precision of the state; filled by Python in this order.
@@ -64,10 +64,6 @@ public:
         if (dense_) return at;
         for (int i = 0; i < neurons_; ++i) gathered_[i] = at[offsets_[i]];
         return gathered_;
-    }
-    // Where the caches should fetch from while `row(t)` is worked on: the next row, or null.
-    const S* ahead(int64_t t, int64_t steps) const {
-        return dense_ && t >= 0 && t < steps ? base_ + t * view_.time_stride() : nullptr;
     }
 private:
     const View& view_;
@@ -126,12 +122,13 @@ inline void step_back(Next<A>& next, Mask<A> fired, Vector<A> scale_w, Vector<A>
     grad_t = next.scale_t * -next.g;
 }
 
-// Calls body(offset, lanes, whole) for each vector of a row of `neurons`; `whole` is a constant for full vectors.
+// Calls body(neuron, vector, lanes, whole) for each vector of a row of `neurons`; `whole` is a constant, false for the
+// last vector if neurons are left that do not fill one.
 template <typename A, typename Body> SPIKEMARK_INLINE void for_vectors(int neurons, const Body& body) {
     constexpr int lanes = spikemark::Lanes<A>::count;
-    int i = 0;
-    for (; i + lanes <= neurons; i += lanes) body(i, lanes, std::true_type{});
-    if (i < neurons) body(i, neurons - i, std::false_type{});
+    const int64_t whole = neurons / lanes;
+    for (int64_t v = 0; v < whole; ++v) body(v * lanes, v, lanes, std::true_type{});
+    if (neurons % lanes) body(whole * lanes, whole, neurons % lanes, std::false_type{});
 }
 
 // load and store of a whole vector or of the first n lanes.

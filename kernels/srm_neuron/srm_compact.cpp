@@ -11,6 +11,7 @@
 namespace srm {
 namespace {
 
+constexpr int kSample = 512;  // neurons of a piece that is looked at to guess how many spikes there will be
 constexpr int kRowBytes = kTile / 8 + 8;  // a row's bits, padded so that a vector's bits can be read past its end
 
 // For every pattern of spikes among 8 (4) lanes, as bytes: which lane goes to place j, and which place lane j is from.
@@ -91,13 +92,13 @@ template <typename A> inline Mask<A> lane_mask(uint32_t bits) {
 }
 
 // The bits of the vector at neuron i of a padded row, and their being put there (into a row of zeros).
-template <typename A> inline uint32_t bits_at(const uint8_t* row, int i) {
+template <typename A> inline uint32_t bits_at(const uint8_t* row, int64_t i) {
     constexpr int lanes = spikemark::Lanes<A>::count;
     uint16_t two;
     std::memcpy(&two, row + i / 8, 2);
     return (two >> (i % 8)) & ((1u << lanes) - 1u);
 }
-template <typename A> inline void put_bits(uint8_t* row, int i, uint32_t bits) {
+template <typename A> inline void put_bits(uint8_t* row, int64_t i, uint32_t bits) {
     constexpr int lanes = spikemark::Lanes<A>::count;
     if constexpr (lanes == 16) std::memcpy(row + i / 8, &bits, 2);  // little-endian, as these machines are
     else if constexpr (lanes == 8) row[i / 8] = static_cast<uint8_t>(bits);
@@ -120,7 +121,7 @@ inline int64_t scratch_room(int64_t steps) { return steps * kTile + 16; }  // on
 
 // Copies a finished tile's pairs to the next free place. Returns false, having written nothing, when they do not fit.
 template <typename S, typename A>
-bool place(const Saved& saved, int64_t piece, const Scratch<A>& scratch, int64_t count, std::atomic<int64_t>& used) {
+bool place(const Saved saved, int64_t piece, const Scratch<A> scratch, int64_t count, std::atomic<int64_t>& used) {
     int64_t at = used.load(std::memory_order_relaxed);
     do {
         if (at + count > saved.capacity) {
@@ -134,7 +135,8 @@ bool place(const Saved& saved, int64_t piece, const Scratch<A>& scratch, int64_t
     S* out_w = static_cast<S*>(saved.slopes) + at;
     S* out_t = out_w + saved.capacity;
     for (int64_t from = 0; from < count; from += kTile) {
-        for_vectors<A>(static_cast<int>(std::min<int64_t>(kTile, count - from)), [&](int i, int part, auto whole) {
+        const int some = static_cast<int>(std::min<int64_t>(kTile, count - from));
+        for_vectors<A>(some, [&](int64_t i, int64_t, int part, auto whole) {
             constexpr bool Whole = decltype(whole)::value;
             put<false, Whole>(out_w + from + i, spikemark::load(scratch.w + from + i), part);
             put<false, Whole>(out_t + from + i, spikemark::load(scratch.t + from + i), part);
@@ -143,8 +145,8 @@ bool place(const Saved& saved, int64_t piece, const Scratch<A>& scratch, int64_t
     return true;
 }
 
-// Walks a tile through its steps; rise(t, i, part, whole) gives the step of the vector at neuron i. Writes the bits,
-// gathers the pairs in scratch, and returns how many there are.
+// Walks a tile through its steps; rise(t, i, v, part, whole) gives the step of the v-th vector, at neuron i. Writes the
+// bits, gathers the pairs in scratch, and returns how many there are.
 // Inlined, and with `rise` by value: what is reached through a pointer must be read again after every store.
 template <typename A, typename Step>
 SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t first, int n, int64_t steps,
@@ -153,8 +155,8 @@ SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t 
     int64_t count = 0;
     for (int64_t t = 0; t < steps; ++t) {
         uint8_t row[kRowBytes] = {};
-        for_vectors<A>(n, [&](int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
-            const Rise<A> now = rise(t, i, part, whole);
+        for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+            const Rise<A> now = rise(t, i, v, part, whole);
             uint32_t bits = spikemark::lane_bits<A>(now.fired);
             if constexpr (!decltype(whole)::value) bits &= (1u << part) - 1u;
             put_bits<A>(row, i, bits);
@@ -167,27 +169,42 @@ SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t 
     return count;
 }
 
+template <typename S, typename A>
+int64_t count_spikes(const View& current, int64_t sample, int64_t first, int n, int64_t steps, const Constants<A> k) {
+    Rows<S> rows(current, sample, first, n);
+    Membrane<A> state[kSample / spikemark::Lanes<A>::count] = {};
+    int64_t count = 0;
+    for (int64_t t = 0; t < steps; ++t) {
+        const S* x = rows.row(t);
+        for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+            const Rise<A> rise = step(state[v], get<A, decltype(whole)::value>(x + i, part), k);
+            count += __builtin_popcount(spikemark::lane_bits<A>(rise.fired));
+        });
+    }
+    return count;
+}
+
 template <bool Stream, typename S, typename A>
 int64_t forward_tile(const View& current, int64_t sample, int64_t first, int n, int64_t steps, int64_t neurons,
-                     const Constants<A>& k, S* spikes, const Saved& saved, const Scratch<A>& scratch) {
+                     const Constants<A> k, S* spikes, const Saved saved, const Scratch<A> scratch) {
     constexpr int lanes = spikemark::Lanes<A>::count;
     Rows<S> rows(current, sample, first, n);
     Membrane<A> state[kTile / lanes] = {};
     const Vector<A> one = spikemark::splat<A>(1), zero = {};
-    const S *x = nullptr, *ahead = nullptr;
-    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, [&](int64_t t, int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+    const S* x = nullptr;
+    const auto rise_of = [&](int64_t t, int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
         constexpr bool Whole = decltype(whole)::value;
-        if (i == 0) x = rows.row(t), ahead = rows.ahead(t + 1, steps);
-        if (ahead) __builtin_prefetch(ahead + i);
-        const Rise<A> rise = step(state[i / lanes], get<A, Whole>(x + i, part), k);
+        if (i == 0) x = rows.row(t);
+        const Rise<A> rise = step(state[v], get<A, Whole>(x + i, part), k);
         put<Stream, Whole>(spikes + (sample * steps + t) * neurons + first + i, rise.fired ? one : zero, part);
         return rise;
-    });
+    };
+    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, rise_of);
 }
 
 template <bool Stream, typename S, typename A>
 void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t first, int n, int64_t steps,
-                   int64_t neurons, const Constants<A>& k, const Saved& saved, const Scratch<A>& scratch, S* grad_w,
+                   int64_t neurons, const Constants<A> k, const Saved saved, const Scratch<A> scratch, S* grad_w,
                    S* grad_t) {
     constexpr int lanes = spikemark::Lanes<A>::count;
     const int64_t row_bytes = (neurons + 7) / 8;
@@ -195,7 +212,8 @@ void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t 
     const S* slopes_w = static_cast<const S*>(saved.slopes) + saved.tiles[2 * piece];
     const S* slopes_t = slopes_w + saved.capacity;
     for (int64_t from = 0; from < left; from += kTile) {
-        for_vectors<A>(static_cast<int>(std::min<int64_t>(kTile, left - from)), [&](int i, int part, auto whole) {
+        const int some = static_cast<int>(std::min<int64_t>(kTile, left - from));
+        for_vectors<A>(some, [&](int64_t i, int64_t, int part, auto whole) {
             constexpr bool Whole = decltype(whole)::value;
             const Vector<A> w = weight_scale<A>(get<A, Whole>(slopes_w + from + i, part));
             const Vector<A> s = time_scale<A>(get<A, Whole>(slopes_t + from + i, part));
@@ -214,17 +232,15 @@ void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t 
             left -= __builtin_popcountll(eight);
         }
         const S* grad = rows.row(t);
-        const S* ahead = rows.ahead(t - 1, steps);
         const int64_t at = (sample * steps + t) * neurons + first;
         int64_t from = left;
-        for_vectors<A>(n, [&](int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+        for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
             constexpr bool Whole = decltype(whole)::value;
-            if (ahead) __builtin_prefetch(ahead + i);
             const uint32_t bits = bits_at<A>(row, i);
             const Vector<A> scale_w = spread<A>(scratch.w + from, bits), scale_t = spread<A>(scratch.t + from, bits);
             from += __builtin_popcount(bits);
             Vector<A> w, s;
-            step_back(next[i / lanes], lane_mask<A>(bits), scale_w, scale_t, get<A, Whole>(grad + i, part), k, w, s);
+            step_back(next[v], lane_mask<A>(bits), scale_w, scale_t, get<A, Whole>(grad + i, part), k, w, s);
             put<Stream, Whole>(grad_w + at + i, w, part);
             put<Stream, Whole>(grad_t + at + i, s, part);
         });
@@ -248,32 +264,23 @@ SPIKEMARK_EXPORT int64_t srm_compact_tiles(int64_t batch, int64_t neurons) {
     return batch * ((neurons + srm::kTile - 1) / srm::kTile);
 }
 
-// Counts the spikes of every `every`-th tile: seen[0] spikes in seen[1] neuron-steps. Writes nothing else.
+// Counts spikes in a sample of the neurons, one piece of kSample in `every`, or more often so that there are `fewest`
+// pieces: seen[0] spikes in seen[1] neuron-steps. Writes nothing else.
 SPIKEMARK_EXPORT int srm_compact_count(int dtype, const srm::Params* params, const void* current,
                                        const int64_t* layout, int64_t batch, int64_t steps, int64_t neurons,
-                                       int threads, int64_t every, int64_t* seen) {
+                                       int threads, int64_t every, int64_t fewest, int64_t* seen) {
     return !srm::dispatch(dtype, [&](auto* storage, auto state) {
         using S = std::remove_pointer_t<decltype(storage)>;
         using A = decltype(state);
-        constexpr int lanes = spikemark::Lanes<A>::count;
         const srm::View view{current, layout};
         const srm::Constants<A> k(*params);
-        const int64_t tiles = (neurons + srm::kTile - 1) / srm::kTile, pieces = (batch * tiles + every - 1) / every;
+        const int64_t tiles = (neurons + srm::kSample - 1) / srm::kSample, all = batch * tiles;
+        const int64_t apart = std::max<int64_t>(1, std::min(every, all / fewest)), pieces = (all + apart - 1) / apart;
         std::atomic<int64_t> spikes{0}, looked{0};
         spikemark::parallel_for(pieces, threads, [&](int64_t nth) {
-            const int64_t piece = nth * every, first = piece % tiles * srm::kTile;
-            const int n = static_cast<int>(std::min<int64_t>(srm::kTile, neurons - first));
-            srm::Rows<S> rows(view, piece / tiles, first, n);
-            srm::Membrane<A> membrane[srm::kTile / lanes] = {};
-            int64_t count = 0;
-            for (int64_t t = 0; t < steps; ++t) {
-                const S* x = rows.row(t);
-                srm::for_vectors<A>(n, [&](int i, int part, auto whole) {
-                    const auto rise =
-                        srm::step(membrane[i / lanes], srm::get<A, decltype(whole)::value>(x + i, part), k);
-                    count += __builtin_popcount(spikemark::lane_bits<A>(rise.fired));
-                });
-            }
+            const int64_t piece = nth * apart, first = piece % tiles * srm::kSample;
+            const int n = static_cast<int>(std::min<int64_t>(srm::kSample, neurons - first));
+            const int64_t count = srm::count_spikes<S, A>(view, piece / tiles, first, n, steps, k);
             spikes.fetch_add(count);
             looked.fetch_add(steps * n);
         });
@@ -325,7 +332,7 @@ SPIKEMARK_EXPORT int srm_compact_pack(int dtype, int64_t batch, int64_t steps, i
         srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
                                                                        int64_t first, int n) {
             const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);
-            const auto read = [=](int64_t t, int i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+            const auto read = [=](int64_t t, int64_t i, int64_t, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
                 constexpr bool Whole = decltype(whole)::value;
                 const int64_t at = (sample * steps + t) * neurons + first + i;
                 const spikemark::Vector<A> zero = {};

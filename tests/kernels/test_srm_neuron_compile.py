@@ -92,7 +92,10 @@ def test_a_failing_compiler_is_an_error_even_where_torch_is_told_to_hide_it(monk
 
 
 def test_a_switched_off_compiler_is_an_error(monkeypatch):
-    with torch._dynamo.config.patch(disable=True), pytest.raises(RuntimeError, match="switched off|no compiled frames"):
+    with (
+        torch._dynamo.config.patch(disable=True),
+        pytest.raises(RuntimeError, match=r"switched off|no compiled frames"),
+    ):
         COMPILED.forward(random((2, 4, 8)), PARAMS)
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     assert "TORCH_COMPILE_DISABLE" in COMPILED.unavailable()

@@ -17,6 +17,7 @@ from spikemark.kernels.types import Problem, SrmParams
 
 PARAMS = SrmParams(tau_m=7.0, tau_s=4.0, tau_g=3.5)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+TILE = 2048
 NATIVE, COMPACT = (kernels.get("srm_neuron", name) for name in ("native", "native_compact"))
 
 REASON = NATIVE.reason or COMPACT.reason
@@ -116,7 +117,7 @@ def test_plain_and_avx512_builds_give_the_same_bits(monkeypatch, machine):
         for library in others.values():
             assert library.unavailable() is None, "it must build, though this processor cannot run it"
         return
-    shape = (2, 5, 1024 + 13)
+    shape = (2, 5, TILE + 13)
     halves = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).reshape(1, 2, 32768)
     cases = [(random(shape, d), random(shape, d, 1)) for d in FLOATS] + [(halves, halves.flip(2))]
     want = [everything(*case) for case in cases]
@@ -142,17 +143,17 @@ def unpacked(state: SrmState, like):
     bits = state.saved["bits"][..., None].bitwise_right_shift(torch.arange(8)).bitwise_and(1)
     spikes = bits.reshape(batch, steps, -1)[..., :neurons]
     slopes = torch.zeros(2, batch, steps, neurons, dtype=like.dtype)
-    tiles = -(-neurons // 1024)
+    tiles = -(-neurons // TILE)
     for piece, (start, count) in enumerate(state.saved["tiles"].tolist()):
-        sample, first = piece // tiles, piece % tiles * 1024
-        where = spikes[sample, :, first : first + 1024].nonzero()
+        sample, first = piece // tiles, piece % tiles * TILE
+        where = spikes[sample, :, first : first + TILE].nonzero()
         assert len(where) == count
         slopes[:, sample, where[:, 0], first + where[:, 1]] = state.saved["slopes"][:, start : start + count]
     return spikes, slopes
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(2, 5, 3), (3, 4, 1024), (2, 6, 1024 * 2 + 77)])
+@pytest.mark.parametrize("shape", [(2, 5, 3), (3, 4, TILE), (2, 6, TILE * 2 + 77)])
 def test_compact_state_holds_what_the_dense_one_has_at_spikes(dtype, shape):
     current = random(shape, dtype)
     dense = NATIVE.forward(current, PARAMS)
@@ -168,7 +169,7 @@ def test_compact_state_holds_what_the_dense_one_has_at_spikes(dtype, shape):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("scale", [0.0, 2.0, 5.0, 1e4])
 def test_compact_gradients_are_natives_bit_for_bit(dtype, scale):
-    shape = (3, 7, 2 * 1024 + 13)
+    shape = (3, 5, 2 * TILE + 13)
     current, grad = random(shape, dtype, scale=scale), random(shape, dtype, 1)
     current = current.abs() if scale == 1e4 else current
     dense = NATIVE.forward(current, PARAMS)
@@ -180,7 +181,7 @@ def test_compact_gradients_are_natives_bit_for_bit(dtype, scale):
 
 @pytest.mark.parametrize("where", ["last tile", "sampled tiles", "one sample"])
 def test_a_sample_that_misleads_costs_time_but_no_spike(monkeypatch, where):
-    shape = (8, 4, 64 * 1024)  # 512 tiles, of which every 32nd is looked at beforehand
+    shape = (8, 4, 64 * 1024)  # 1024 pieces of 512 neurons, of which every 32nd is looked at beforehand
     monkeypatch.setattr(native_compact, "SLACK", 1.0)
     current = torch.zeros(shape)
     hot = random(shape, scale=20.0)
@@ -189,7 +190,7 @@ def test_a_sample_that_misleads_costs_time_but_no_spike(monkeypatch, where):
     elif where == "one sample":
         current[3] = hot[3]
     else:
-        current.view(8, 4, 64, 1024)[:, :, ::32] = hot.view(8, 4, 64, 1024)[:, :, ::32]
+        current.view(8, 4, 128, 512)[:, :, ::32] = hot.view(8, 4, 128, 512)[:, :, ::32]
     state, dense = COMPACT.forward(current, PARAMS), NATIVE.forward(current, PARAMS)
     spikes = int(dense.spikes.count_nonzero())
     assert spikes > 500
