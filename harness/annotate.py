@@ -2,19 +2,22 @@
 
 Start/end ranges (process-wide), not push/pop (thread-local): autograd's backward runs on another thread and a push/pop
 range would miss its kernels. A case's range is named by ``Case.key``, a phase's by ``<stage> <Case.key>``, with the
-stage as category; a sample's carries its number as payload. Without a tool attached, or without the package, a
-range costs a method call.
+stage as category; a sample's carries its number as payload. Inside a call the layers' own spans nest (category layer).
+Without a tool attached, or without the package, a range costs a method call: about 0.2 µs to start and end it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from spikemark.kernels import spans
+
 DOMAIN = "spikemark"
-CATEGORIES = ("verify", "warm-up", "flush", "measure", "case")
+CATEGORIES = ("verify", "warm-up", "flush", "measure", "case", "profile", "layer")
 
 _domain: Any = None
 
@@ -62,3 +65,30 @@ def annotated(name: str, category: str) -> Iterator[None]:
         yield
     finally:
         annotation.end(token)
+
+
+class _Span:
+    """A layer's span as a range; as many at once as threads and nesting need."""
+
+    def __init__(self, annotation: Annotation) -> None:
+        self._annotation = annotation
+        self._token: Any = None
+
+    def __enter__(self) -> None:
+        self._token = self._annotation.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._annotation.end(self._token)
+
+
+@functools.cache
+def _layer(name: str) -> Annotation:
+    return Annotation(name, "layer")
+
+
+def layer_range(name: str) -> _Span:
+    """The NVTX range of a layer's span."""
+    return _Span(_layer(name))
+
+
+spans.listen(layer_range)

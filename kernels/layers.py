@@ -22,6 +22,7 @@ from spikemark.kernels.functional import (
     state_to_save,
     usable,
 )
+from spikemark.kernels.spans import span
 from spikemark.kernels.types import ConvGeometry, SrmParams
 from spikemark.kernels.types import _pair as pair
 from torch import Tensor, nn
@@ -38,7 +39,8 @@ class _Layer(torch.autograd.Function):
         ctx: Any, current: Tensor, input: Tensor, weight: Tensor, params: SrmParams, neuron: Any, masked: bool = True
     ) -> Tensor:
         """Spikes of ``current``; saves for backward what the wanted gradients need, and nothing if there is none."""
-        state = returnable(neuron.forward(current, params))
+        with span("neuron forward"):
+            state = returnable(neuron.forward(current, params))
         ctx.params, ctx.neuron, ctx.weight_shape = params, neuron, tuple(weight.shape)
         for_input, for_weight = ctx.needs_input_grad[:2]
         if for_input or for_weight:
@@ -53,7 +55,8 @@ class _Layer(torch.autograd.Function):
         """``(input, weight, grad_w, grad_t)``."""
         input, weight, *tensors = ctx.saved_tensors
         state = saved_state(ctx.names, tensors, grad_out, ctx.compact)
-        grad_w, grad_t = ctx.neuron.backward(grad_out, state, ctx.params)
+        with span("neuron backward"):
+            grad_w, grad_t = ctx.neuron.backward(grad_out, state, ctx.params)
         return input, weight, grad_w, grad_t
 
 
@@ -63,8 +66,9 @@ class _SrmConv2d(_Layer):
         ctx: Any, input: Tensor, weight: Tensor, params: SrmParams, geometry: ConvGeometry, neuron: Any, conv: Any
     ) -> Tensor:
         ctx.geometry, ctx.conv = geometry, conv
-        with full_precision(input):
-            current = _convolved(input, weight, geometry)
+        with full_precision(input), span("srm_conv2d forward"):
+            with span("current"):
+                current = _convolved(input, weight, geometry)
             return _Layer.fire(ctx, current, input, weight, params, neuron)
 
     @staticmethod
@@ -73,12 +77,14 @@ class _SrmConv2d(_Layer):
         for_input, for_weight = ctx.needs_input_grad[:2]
         if not (for_input or for_weight):
             return (None,) * 6
-        with full_precision(grad_out):
+        with full_precision(grad_out), span("srm_conv2d backward"):
             input, weight, grad_w, grad_t = _Layer.gradients(ctx, grad_out)
-            grad_weight = ctx.conv.weight(grad_w, input, ctx.weight_shape, ctx.geometry) if for_weight else None
+            with span("weight gradient"):
+                grad_weight = ctx.conv.weight(grad_w, input, ctx.weight_shape, ctx.geometry) if for_weight else None
             del grad_w  # before the other half needs room
             scale = ctx.params.grad_scale
-            grad_input = ctx.conv.input(grad_t, weight, input, ctx.geometry, scale) if for_input else None
+            with span("input gradient"):
+                grad_input = ctx.conv.input(grad_t, weight, input, ctx.geometry, scale) if for_input else None
         return grad_input, grad_weight, None, None, None, None
 
 
@@ -113,8 +119,9 @@ class _SrmLinear(_Layer):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, params: SrmParams, neuron: Any, mask_input: bool) -> Tensor:
         ctx.mask_input = mask_input
-        with full_precision(input):
-            current = F.linear(input.detach(), weight.detach())
+        with full_precision(input), span("srm_linear forward"):
+            with span("current"):
+                current = F.linear(input.detach(), weight.detach())
             return _Layer.fire(ctx, current, input, weight, params, neuron, mask_input)
 
     @staticmethod
@@ -123,17 +130,19 @@ class _SrmLinear(_Layer):
         for_input, for_weight = ctx.needs_input_grad[:2]
         if not (for_input or for_weight):
             return (None,) * 5
-        with full_precision(grad_out):
+        with full_precision(grad_out), span("srm_linear backward"):
             input, weight, grad_w, grad_t = _Layer.gradients(ctx, grad_out)
             grad_input = grad_weight = None
             if for_weight:
-                grad_weight = grad_w.flatten(0, -2).T @ input.flatten(0, -2)
+                with span("weight gradient"):
+                    grad_weight = grad_w.flatten(0, -2).T @ input.flatten(0, -2)
             del grad_w
             if for_input:
                 assert weight is not None
-                grad_input = (grad_t @ weight).mul_(ctx.params.grad_scale)
-                if ctx.mask_input:
-                    grad_input.mul_(input)
+                with span("input gradient"):
+                    grad_input = (grad_t @ weight).mul_(ctx.params.grad_scale)
+                    if ctx.mask_input:
+                        grad_input.mul_(input)
         return grad_input, grad_weight, None, None, None
 
 

@@ -84,10 +84,12 @@ def trace(case: Case, folder: Path, calls: int, stage: Any) -> None:
 
 def _start_profiler() -> None:
     """The first use of the profiler initialises it, in tens of milliseconds that belong to no case."""
-    from torch.profiler import ProfilerActivity, profile
+    from spikemark.kernels import spans
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU]):
         pass
+    spans.listen(record_function)  # torch.profiler shows the layers' spans; NVTX has nobody to hear it here
 
 
 def main(arguments: list[str]) -> int:
