@@ -96,7 +96,7 @@ class Graph:
     """
 
     def __init__(self, phase: str, steps: int, chunked: bool) -> None:
-        function = {"forward": forward_steps, "backward": backward_steps}[phase]
+        function: Callable[..., Any] = forward_steps if phase == "forward" else backward_steps
         body = own_code(function, f"srm_{phase}_{steps}{'_chunk' * chunked}")
         self.steps = steps
         self.compilations = 0
@@ -166,9 +166,11 @@ class TorchCompile:
         """Spikes and slopes of ``current`` [B, T, *S]; state in float32, or float64 for float64."""
         check_current(current)
         if not current.numel():
-            return SrmState(*new_like(current, 3))
+            spikes, delta_u, delta_ut = new_like(current, 3)
+            return SrmState(spikes, delta_u, delta_ut)
         outputs = self._run("forward", [current.detach()], params, 4)
-        return SrmState(*(tensor.reshape(current.shape) for tensor in outputs))
+        spikes, delta_u, delta_ut = (tensor.reshape(current.shape) for tensor in outputs)
+        return SrmState(spikes, delta_u, delta_ut)
 
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
         """``(grad_w, grad_t)`` [B, T, *S] for the gradient of the spikes."""
