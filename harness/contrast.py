@@ -1,8 +1,6 @@
 """New time / old time of every case: of two versions measured in turns in one run, or of two runs made apart.
 
-In one run (``together``) the unit is the pass and its figure is the median over pairs of bursts: the two versions'
-n-th bursts lie milliseconds apart, so the machine's jumps fall on both and leave the ratio. Medians of all samples
-would not do: a machine that is slow for half a pass puts one version's median here and the other's there.
+In one run (``pairing.together``) the unit is the pass and its figure is the median over pairs of bursts.
 
 Runs made at different times (``apart``) cannot be told from drift case by case: whole runs differ by up to 1.7x on a
 shared machine. What can be seen is a case that stands out from all others. Three things say how far the machine itself
@@ -18,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from spikemark.harness.intervals import Array, Interval, centre_intervals, median_errors, t_quantile, unpaired
-from spikemark.harness.records import Record
+from spikemark.harness.intervals import Interval, t_quantile, unpaired
+from spikemark.harness.pairing import Timed, burst_ratios, timed, together
 from spikemark.harness.statistics import PassTable
+
+__all__ = ["Drift", "Timed", "apart", "burst_ratios", "timed", "together"]
 
 FEW_CASES = 8
 """With fewer cases in common their scatter is not known and one real change moves the common shift."""
@@ -28,52 +28,6 @@ FLOOR = 0.02
 """Least scatter assumed between runs made apart: a fresh boot, another kernel layout, warmer air."""
 FALSE_ALARMS = 0.01
 """Wanted chance of any false alarm in a comparison of runs made apart, over all its cases."""
-
-
-Timed = tuple[Sequence[float], Sequence[int]]
-"""One version of a case in one pass: its samples in seconds, and the indices at which its bursts begin (or nothing)."""
-
-
-def timed(record: Record) -> Timed:
-    """What ``together`` needs of a record."""
-    return record.samples, record.details.get("bursts") or []
-
-
-def burst_ratios(base: Timed, new: Timed) -> Array:
-    """Log ratios new / base of the medians of the n-th bursts; one ratio of all samples if there are no bursts."""
-    sides = [_burst_medians(*side) for side in (base, new)]
-    count = min(len(side) for side in sides)
-    return np.log(sides[1][:count]) - np.log(sides[0][:count])
-
-
-def _burst_medians(values: Sequence[float], begins: Sequence[int]) -> Array:
-    samples = np.asarray(values, dtype=float)
-    starts = [int(i) for i in begins or [0]]
-    parts = [samples[a:b] for a, b in zip(starts, [*starts[1:], samples.size], strict=True)]
-    good = [part[np.isfinite(part) & (part > 0)] for part in parts]
-    return np.array([np.median(part) if part.size else np.nan for part in good])
-
-
-def together(base: Sequence[Mapping[int, Timed]], new: Sequence[Mapping[int, Timed]]) -> list[Interval]:
-    """Ratio new / base of each case from its passes in one A/B run; NaN where no pass has both."""
-    passes = sorted({p for side in (base, new) for case in side for p in case})
-    values = np.full((len(base), len(passes)), np.nan)
-    errors = np.full_like(values, np.nan)
-    for i, (a, b) in enumerate(zip(base, new, strict=True)):
-        for j, p in enumerate(passes):
-            if p not in a or p not in b:
-                continue
-            logs = burst_ratios(a[p], b[p])
-            logs = logs[np.isfinite(logs)]
-            if logs.size:
-                values[i, j] = np.median(logs)
-                errors[i, j] = median_errors(logs[None])[0]
-    counts = np.isfinite(values).sum(axis=1)
-    rows = centre_intervals(values, errors)
-    return [
-        Interval(float(np.exp(row[0])), float(np.exp(row[1])), float(np.exp(row[2])), float(row[3]), int(count))
-        for row, count in zip(rows, counts, strict=True)
-    ]
 
 
 @dataclass(frozen=True)

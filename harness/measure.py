@@ -1,37 +1,48 @@
-"""Measures one case in this process: inputs, gate, warm-up, samples, recheck, memory ledger -> one ``Record``.
+"""Measures the cases of one comparison in this process: each is gated, then all take turns -> one ``Record`` a case.
 
 The record's ``samples`` are cold (caches flushed before each), its ``warm_samples`` back to back. Whatever a kernel
 does is caught here and becomes the row's status and reason, unless it kills the process: see ``supervisor``.
+
+Why turns: on a shared machine the speed of everything jumps by tens of percent from one second to the next. Cases that
+are sampled one after another are compared under different machines; in turns of a few milliseconds all see every jump,
+and ``pairing`` takes it out of their ratio. A case takes turns until every case of the comparison is content (its
+median is narrow, or its budget used up): one that was narrow early goes on with one sample a turn, since what the
+others need of it is a partner for each of their bursts. A case whose own budget is used up takes no more.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import statistics
+import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
 
 import torch
-from spikemark.harness import checks, guards, records, verify
+from spikemark.harness import guards, records, verify
 from spikemark.harness.annotate import annotated
-from spikemark.harness.clock import DeviceClock, clock_for, now_ns, thread_count
-from spikemark.harness.memory import MemoryLedger
+from spikemark.harness.clock import clock_for, now_ns, thread_count
 from spikemark.harness.records import Case, Record
-from spikemark.harness.sampling import Benchmark, Options, Sampler, no_collection
-from spikemark.harness.verify import Refused, Verification
+from spikemark.harness.sampling import Options
+from spikemark.harness.stages import Stages
+from spikemark.harness.verify import Refused
 from spikemark.kernels import registry
 
-FULL_RECHECKS = 3
 OUT_OF_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "alloc_cpu")
 
-_called: set[tuple[str, str, str]] = set()
 _default_threads = torch.get_num_threads()
 
 
-Emit = Callable[[str], None]
+class Tell(Protocol):
+    """Is told what happens, as it happens: ``start``, ``turn`` (the process is this case's again), ``stage`` (with
+    ``stage``, its name) and ``record`` (with ``record``)."""
+
+    def __call__(self, event: str, case: Case, **data: Any) -> None:
+        """One event."""
+
+
+def _tell_nobody(event: str, case: Case, **data: Any) -> None:
+    pass
 
 
 def measure_case(
@@ -40,90 +51,219 @@ def measure_case(
     *,
     pass_index: int = 0,
     environment: str = "",
-    clock: DeviceClock | None = None,
-    benchmark: Benchmark | None = None,
-    emit: Emit = lambda stage: None,
+    emit: Callable[[str], None] = lambda stage: None,
 ) -> Record:
-    """Verify and time ``case``. Always returns a record: what a kernel does wrong is its status and reason.
+    """Verify and time one case alone: ``measure_block`` of one. ``emit`` is called with the name of each stage."""
 
-    ``clock`` is the one that ``benchmark`` (pytest-benchmark's fixture) was given as its timer. ``emit`` is called
-    with the name of each stage as it begins. ``record.details``: ``harness_s`` is the time beside all kernel calls,
-    beside ``prepare_s`` (what a call consumes: the forward before a layer's backward) and beside ``block_s`` (inputs
-    and references, shared by a comparison's implementations); ``spoilt`` is set if the process should measure no more.
-    """
-    _load(case.operator)
-    record = Record(case, pass_index, records.OK, environment=environment or case.device, started_s=time.time())
-    started = now_ns()
-    with placed(case.device):
-        clock = clock or clock_for(case.device)
-        kernel_s = clock()
-        state, leftover = guards.GlobalState(), guards.Leftover()
-        _attempt(case, options, record, clock, benchmark, emit, state)
-        _settle(record, state, leftover)
-    record.elapsed_s = (now_ns() - started) * 1e-9
-    own = record.elapsed_s - (clock() - kernel_s) - record.details.get("block_s", 0.0)
-    record.details["harness_s"] = (
-        own - sum(record.call_samples) - sum(record.details.get(name, 0.0) for name in ("ledger_call_s", "prepare_s"))
-    )
-    if record.status != records.OK:
-        _withdraw(record, benchmark)
+    def tell(event: str, case: Case, **data: Any) -> None:
+        if event == "stage":
+            emit(data["stage"])
+
+    (record,) = measure_block([case], options, pass_index=pass_index, environment=environment, tell=tell)
     return record
 
 
-def _attempt(
-    case: Case,
+def measure_block(
+    cases: Sequence[Case],
     options: Options,
-    record: Record,
-    clock: DeviceClock,
-    benchmark: Benchmark | None,
-    emit: Emit,
-    state: guards.GlobalState,
-) -> None:
-    """Measure into ``record``; an exception becomes its status and reason."""
-    try:
-        with annotated(case.key, "case"):
-            _Run(case, options, record, clock, benchmark, emit, state).measure()
-    except Refused as refused:
-        _fail(record, refused.status, refused.reason)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        _fail(record, records.OUT_OF_MEMORY, describe(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a kernel raises is its result
-        text = describe(error)
-        short = any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
-        _fail(record, records.OUT_OF_MEMORY if short else records.ERROR, text)
+    *,
+    pass_index: int = 0,
+    environment: str = "",
+    seed: int = 0,
+    tell: Tell = _tell_nobody,
+    leave_when_spoilt: bool = False,
+) -> list[Record]:
+    """Verify and time ``cases``, which share ``group`` and problem, in turns. What a kernel does wrong is its row.
+
+    The order within each round of turns is drawn from ``seed``. A record is returned for every case, in the order of
+    ``cases``; but with ``leave_when_spoilt``, once a kernel has spoilt the process (threads, growing memory), only
+    for those that were complete before: the others are to be measured in another process.
+
+    ``record.details``: ``block`` names the turns that samples were taken in, ``bursts`` where each turn begins.
+    ``harness_s`` is the time beside all kernel calls, beside ``prepare_s`` (what a call consumes: the forward before a
+    layer's backward) and beside ``block_s`` (inputs and references, shared by a comparison's implementations); of it
+    ``flush_s`` went into flushing caches and ``gate_s`` into comparing results. ``spoilt`` says why the process should
+    measure no more.
+    """
+    if len({case.group for case in cases}) > 1:
+        raise ValueError("cases that take turns must be of one comparison")
+    registry.implementations(cases[0].operator)  # imports may rightly change the state that is noted next
+    with placed(cases[0].device):
+        block = _Block(cases, options, pass_index, environment, seed, tell, leave_when_spoilt)
+        block.measure()
+    return [block.records[case.key] for case in cases if case.key in block.records]
 
 
-@functools.cache
-def _load(operator: str) -> None:
-    """Import an operator's implementations before the process's state is noted: imports may change it rightly."""
-    registry.implementations(operator)
+class _Left(Exception):
+    """The process is spoilt: what is not complete is left to another."""
+
+
+class _Case:
+    """A case in its block: its stages, its clock, and the time that was its own."""
+
+    def __init__(self, block: _Block, case: Case) -> None:
+        self.case = case
+        self.record = Record(
+            case, block.pass_index, records.OK, environment=block.environment or case.device, started_s=time.time()
+        )
+        self.clock = clock_for(case.device)
+        self.own_ns = 0
+        self.stages = Stages(
+            self.record,
+            block.options,
+            self.clock,
+            lambda stage: block.tell("stage", case, stage=stage),
+            lambda: block.settle(self.record),
+        )
+
+    @property
+    def ok(self) -> bool:
+        return self.record.status == records.OK
+
+    def account(self) -> None:
+        """Say where the time went; a case that is not ok has no times of its kernel."""
+        record = self.record
+        record.elapsed_s = self.own_ns * 1e-9
+        beside = sum(record.call_samples)
+        beside += sum(record.details.get(name, 0.0) for name in ("ledger_call_s", "prepare_s", "block_s"))
+        record.details["harness_s"] = record.elapsed_s - self.clock() - beside
+        if not self.ok:
+            record.samples, record.warm_samples, record.call_samples = [], [], []
+            record.first_call_s, record.stop = None, ""
+
+
+class _Block:
+    """One comparison under way."""
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        options: Options,
+        pass_index: int,
+        environment: str,
+        seed: int,
+        tell: Tell,
+        leave_when_spoilt: bool,
+    ) -> None:
+        self.cases, self.options, self.tell = list(cases), options, tell
+        self.pass_index, self.environment = pass_index, environment
+        self.records: dict[str, Record] = {}
+        self._leave = leave_when_spoilt
+        self._random = random.Random(f"{seed} {pass_index} {cases[0].group}")
+        self._state, self._leftover = guards.GlobalState(), guards.Leftover()
+        self._name = f"{pass_index}-{time.time_ns()}"
+        self._started: set[str] = set()
+        self._present: _Case | None = None
+
+    def measure(self) -> None:
+        """All cases; fills ``records``."""
+        with suppress(_Left):
+            self._together(self.cases)
+
+    def _together(self, cases: list[Case]) -> None:
+        going = []
+        for case in cases:
+            one = _Case(self, case)
+            with self._own(one):
+                one.stages.begin()
+            if not one.ok or not self.options.timed:
+                self._close(one)
+            else:
+                going.append(one)
+        if not self._take_turns(going):
+            # Somebody has written to the inputs that all share, and nobody can tell who: alone, each tells on itself.
+            for one in going:
+                one.stages.release()
+            verify.forget_block()
+            for one in going:
+                if one.case.key not in self.records:
+                    self._together([one.case])
+            return
+        for one in going:
+            if one.ok:
+                with self._own(one):
+                    one.stages.finish()
+                self._close(one)
+
+    def _take_turns(self, going: list[_Case]) -> bool:
+        """Rounds of turns until all are content; whether the inputs are what they were. Closes those that fail."""
+        if len(going) > 1:
+            for one in going:
+                one.record.details["block"] = self._name
+        while any(one.ok and not one.stages.sampler.content for one in going):
+            order = [one for one in going if one.ok and not one.stages.sampler.exhausted]
+            self._random.shuffle(order)
+            for one in order:
+                with self._own(one):
+                    one.stages.turn()
+                if one.ok:
+                    continue
+                if len(going) > 1 and "spoilt" not in one.record.details and one.stages.changed_inputs():
+                    return False
+                self._close(one)
+        return len(going) < 2 or not any(one.stages.changed_inputs() for one in going[:1])
+
+    @contextmanager
+    def _own(self, one: _Case) -> Iterator[None]:
+        """What happens inside is this case's: its time, its faults, its changes of the process."""
+        if one.case.key not in self._started:
+            self._started.add(one.case.key)
+            self.tell("start", one.case)
+        elif self._present is not one:
+            self.tell("turn", one.case)
+        self._present = one
+        started, record = now_ns(), one.record
+        try:
+            with annotated(one.case.key, "case"):
+                yield
+        except Refused as refused:
+            _fail(record, refused.status, refused.reason)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            _fail(record, records.OUT_OF_MEMORY, describe(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a kernel raises is its result
+            text = describe(error)
+            short = any(words in text.lower() for words in OUT_OF_MEMORY_WORDS)
+            _fail(record, records.OUT_OF_MEMORY if short else records.ERROR, text)
+        self._look_after(record)
+        one.own_ns += now_ns() - started
+
+    def settle(self, record: Record) -> str:
+        """Undo what an implementation changed in the process; what that was, in one line, or ''."""
+        self._state.notes.clear()
+        changed = self._state.settle()
+        if self._state.notes:
+            record.details["notes"] = list(dict.fromkeys([*record.details.get("notes", []), *self._state.notes]))
+        return changed
+
+    def _look_after(self, record: Record) -> None:
+        """What an implementation leaves behind shows in its row, unless something worse does."""
+        changed, threads = self.settle(record), self._leftover.threads()
+        if threads:
+            record.details["spoilt"] = threads
+            self._leftover = guards.Leftover()  # no other case is to blame for them
+        found = "; ".join(filter(None, (changed, threads)))
+        if found and record.status == records.OK:
+            _fail(record, records.ERROR, found)
+        elif found:
+            record.reason = one_line(f"{record.reason}; also {found}")
+
+    def _close(self, one: _Case) -> None:
+        """The row is complete. Inputs that it has written to are put right for the others."""
+        if not one.ok:
+            try:
+                one.stages.restore_inputs()
+            except RuntimeError as error:  # it has resized them, or a GPU no longer answers
+                one.record.details.setdefault("spoilt", f"inputs that cannot be put right: {one_line(describe(error))}")
+        one.stages.release()
+        one.account()
+        self.records[one.case.key] = one.record
+        self.tell("record", one.case, record=one.record)
+        if self._leave and one.record.details.get("spoilt"):
+            raise _Left
 
 
 def _fail(record: Record, status: str, reason: str) -> None:
     record.status, record.reason = status, one_line(reason)
-
-
-def _settle(record: Record, state: guards.GlobalState, leftover: guards.Leftover) -> None:
-    """Undo what the implementation changed, and let it show in the record unless something worse does."""
-    changed = state.settle()
-    threads = leftover.threads()
-    if threads:
-        record.details["spoilt"] = threads
-    if state.notes:
-        record.details["notes"] = list(dict.fromkeys(state.notes))
-    found = "; ".join(filter(None, (changed, threads)))
-    if found and record.status == records.OK:
-        _fail(record, records.ERROR, found)
-    elif found:
-        record.reason = one_line(f"{record.reason}; also {found}")
-
-
-def _withdraw(record: Record, benchmark: Benchmark | None) -> None:
-    """A case that is not ok has no times, here and in pytest-benchmark's table."""
-    record.samples, record.warm_samples, record.call_samples = [], [], []
-    record.first_call_s, record.stop = None, ""
-    if benchmark is not None and benchmark.stats is not None:
-        benchmark.stats.stats.data.clear()
 
 
 def describe(error: BaseException) -> str:
@@ -150,152 +290,3 @@ def placed(device: str) -> Iterator[None]:
     finally:
         if torch.get_num_threads() != before:
             torch.set_num_threads(before)
-
-
-class _Run:
-    """One measurement under way."""
-
-    def __init__(
-        self,
-        case: Case,
-        options: Options,
-        record: Record,
-        clock: DeviceClock,
-        benchmark: Benchmark | None,
-        emit: Emit,
-        state: guards.GlobalState,
-    ) -> None:
-        self.case, self.options, self.record, self.clock = case, options, record, clock
-        self.benchmark, self.state = benchmark, state
-        self._emit = emit
-        self._result: Any = None
-        self._prepared: Any = None
-        self._calls = 0
-        self._bursts: list[int] = []
-        self._turn_ends = 0
-        self._rechecks = 0
-
-    def measure(self) -> None:
-        """All stages; raises what a kernel raises, and ``Refused``."""
-        case, record = self.case, self.record
-        try:
-            self.implementation = registry.get(case.operator, case.implementation)
-        except KeyError as error:
-            raise Refused(records.UNAVAILABLE, str(error.args[0])) from None
-        record.details["baseline"] = bool(self.implementation.baseline)
-        verify.admit(case, self.implementation)
-        self._stage("inputs")
-        started = now_ns()
-        self.block = verify.block_for(case, self.options.gate_limit)
-        record.details["block_s"] = (now_ns() - started) * 1e-9
-        record.spike_rate = self.block.inputs.spike_rate
-        self._cost()
-        self._gate()
-        if self.benchmark is not None and not self.benchmark.enabled:
-            self.benchmark.pedantic(lambda: None)  # --benchmark-disable: verified, not timed
-            self._check_further()
-            return
-        self._sample()
-        self._recheck()
-        if self.options.call_time and self.clock.cuda:
-            self._call_times()
-        if self.options.ledger:
-            self._ledger()
-        self._look_for_leaks()
-        if reason := self.block.changed_inputs():
-            verify.forget_block()
-            raise verify.incorrect(f"{reason} (not in its first calls)")
-
-    def _check_further(self) -> None:
-        """Layouts and ends, for a case that is verified only."""
-        self._stage("verify")
-        found = checks.further(self.case, self.implementation, self.clock)
-        self.record.verification["checks"] = [dataclasses.asdict(check) for check in found]
-        for check in found:
-            if not check.ok:
-                raise verify.incorrect(f"{check.name}: {check.reason}")
-
-    def _stage(self, name: str) -> None:
-        self._emit(name)
-        if name == "verify":  # the first call is over
-            self._settled()
-
-    def _cost(self) -> None:
-        case, rate = self.case, self.block.inputs.spike_rate
-        cost = self.block.definition.cost(case.phase, case.problem, self.block.dtype, rate)
-        self.record.cost = {"bytes": cost.bytes, "operations": cost.operations}
-        moved = self.implementation.moved_bytes(case.problem, case.phase, case.dtype, rate)
-        if moved is not None:
-            self.record.cost["moved_bytes"] = int(moved)
-
-    def _gate(self) -> None:
-        key = (self.case.operator, self.case.phase, self.case.implementation)
-        self.record.details["first_of_process"] = key not in _called
-        _called.add(key)
-        self._stage("first-call")
-        try:
-            with annotated(f"verify {self.case.key}", "verify"):
-                found: Verification = verify.gate(
-                    self.block, self.implementation, self.clock, self._stage, second=self.options.first
-                )
-        except BaseException:
-            verify.forget_block()  # inputs may have been written to
-            raise
-        self.marks, self.bound = found.fingerprint, found.bound
-        self.record.verification = found.figures()
-        if self.options.first:
-            self.record.first_call_s = found.first_call_s
-        self._settled()
-
-    def _settled(self) -> None:
-        """End here if global state was changed: a kernel that does that is not timed."""
-        changed = self.state.settle()
-        if changed:
-            raise Refused(records.ERROR, changed)
-
-    def _sample(self) -> None:
-        self.sampler = Sampler(self.case.key, self.bound, self.clock, self.options, self._check, self.benchmark)
-        with no_collection():
-            self._stage("warm-up")
-            self.sampler.warm_up()
-            self._stage("measure")
-            self.record.samples = self.sampler.cold()
-            self.record.warm_samples = self.sampler.warm(self.record.samples)
-        self.record.stop = self.sampler.stop
-        self.record.flags += self.sampler.flags
-        self.record.details |= self.sampler.details
-
-    def _check(self, result: Any) -> None:
-        """Compare a sample of a result's bits with the verified call's; if they differ, all of it."""
-        outputs = verify.read_outputs(self.bound, result)
-        if self._rechecks < FULL_RECHECKS and not verify.same_bits(verify.fingerprint(outputs), self.marks):
-            self._rechecks += 1
-            verify.recheck(self.block, self.bound, result, "a timed sample")
-
-    def _recheck(self) -> None:
-        """Compare the result of the last timed call in full."""
-        self._stage("recheck")
-        verify.recheck(self.block, self.bound, self.sampler.result, "its last timed call")
-
-    def _call_times(self) -> None:
-        """Host times of whole calls; flags those that the device spends less than half of. CUDA only."""
-        self.record.call_samples = self.sampler.call_times()
-        device, call = (statistics.median(s) for s in (self.record.samples, self.record.call_samples))
-        if device < call / 2:
-            self.record.flags.append("launch-bound")
-
-    def _ledger(self) -> None:
-        self._stage("ledger")
-        self.sampler.result = None
-        ledger = MemoryLedger(self.clock.device)
-        self.record.memory = ledger.weigh(self.bound, self.block.inputs.tensors.values())
-        self.record.details["ledger_call_s"] = ledger.call_s
-
-    def _look_for_leaks(self) -> None:
-        kept = self.record.memory.get("kept_bytes", 0)
-        if found := self.sampler.leak(kept):
-            self.record.details["spoilt"] = found
-            raise Refused(records.ERROR, found)
-        if kept:
-            self.record.flags.append("keeps-memory")
-        self.record.details["prepare_s"] = self.sampler.prepare_s

@@ -1,7 +1,8 @@
-"""Samples of one verified call: warm-up, cold and warm rounds, when to stop.
+"""Samples of one verified call: warm-up, turns of cold samples, warm samples, when to stop.
 
-Samples stop by noise or by budget, whichever comes first, and ``stop`` says which. Every sample is kept. The interval
-that stops sampling is that of the median within this pass; how much passes differ only several passes can tell.
+Cold samples are taken in bursts of a few milliseconds (``turn``), between which others may have their turn. Samples
+stop by noise or by budget, whichever comes first, and ``stop`` says which. Every sample is kept. The interval that
+stops sampling is that of the median within this pass; how much passes differ only several passes can tell.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from spikemark.harness import guards, turns
@@ -30,17 +31,6 @@ WARM_UP_CALLS = 5
 MAX_LEAK_CALLS = 64
 
 
-class Benchmark(Protocol):
-    """The part of pytest-benchmark's fixture that is used."""
-
-    enabled: bool
-    stats: Any
-    extra_info: dict[str, Any]
-
-    def pedantic(self, target: Callable[..., Any], **settings: Any) -> Any:
-        """Run rounds of ``setup``, timed ``target``, ``teardown``."""
-
-
 @dataclass(frozen=True)
 class Options:
     """How a case is measured; the plan's ``options``.
@@ -48,7 +38,8 @@ class Options:
     Samples are taken until the half-width of the median's 95 % interval is ``precision`` of it, at least
     ``min_samples`` and at most ``max_samples`` or ``budget_s`` seconds of kernel time. ``gate_limit`` is how many
     elements the gate compares (None: all). ``ledger`` and ``call_time`` switch those figures. ``first`` is for the
-    first pass: the first call's time is kept, and the gate uses a second input.
+    first pass: the first call's time is kept, and the gate uses a second input. Without ``timed`` cases are verified
+    (layouts and ends as well) and not sampled.
     """
 
     precision: float = 0.01
@@ -59,6 +50,7 @@ class Options:
     ledger: bool = True
     call_time: bool = True
     first: bool = True
+    timed: bool = True
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Options:
@@ -87,56 +79,55 @@ def half_width(samples: list[float]) -> float:
 
 
 class Sampler:
-    """Takes the samples of ``bound``. ``result`` is that of the last call; ``check`` is given each cold one's.
+    """Takes the samples of ``bound``; ``check`` is given each cold one's result.
 
-    After ``warm_up()``, ``cold()`` and ``warm()``, ``stop``, ``flags`` and ``details`` are those of the record.
+    ``samples`` are the cold ones so far; ``stop``, ``flags`` and ``details`` are those of the record after
+    ``conclude``. ``details["bursts"]`` are the indices at which turns begin. A result lives until its turn ends.
     """
 
     def __init__(
-        self,
-        key: str,
-        bound: BoundCall,
-        clock: DeviceClock,
-        options: Options,
-        check: Callable[[Any], None],
-        benchmark: Benchmark | None = None,
+        self, key: str, bound: BoundCall, clock: DeviceClock, options: Options, check: Callable[[Any], None]
     ) -> None:
-        self.key, self.bound, self.clock, self.options, self.benchmark = key, bound, clock, options, benchmark
+        self.key, self.bound, self.clock, self.options = key, bound, clock, options
         self.result: Any = None
-        self.prepare_s = 0.0
+        self.samples: list[float] = []
+        self.prepare_s = self.flush_s = 0.0
         self.stop, self.flags = "", list[str]()
         self.details: dict[str, Any] = {}
         self._check_result = check
         self._prepared: Any = None
         self._least = max(1, options.min_samples)
+        self._check_at = self._least
+        self._limit = ""
+        self._narrow = False
         self._calls = 0
-        self._wall = self._turn_ends = 0
-        self._resident: list[int] = []
-        self._calls_then: list[int] = []
+        self._wall_ns = 0
+        self._resident, self._calls_then = [0], [0]
         self._flushing = Annotation(f"flush {key}", "flush")
         self._measuring = Annotation(f"warm-up {key}", "warm-up")
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a budget is used up: no more cold samples."""
+        return bool(self._limit)
+
+    @property
+    def content(self) -> bool:
+        """Whether this case by itself needs no more cold samples: its median is narrow, or its budget used up."""
+        return self._narrow or self.exhausted
 
     def prepare(self, flush: bool = False) -> None:
         """Everything before a call that is not timed; drops the last result."""
         self.result = None
         start = now_ns()
         self._prepared = self.bound.prepare()
-        self.prepare_s += (now_ns() - start) * 1e-9
+        end = now_ns()
+        self.prepare_s += (end - start) * 1e-9
         if flush:
-            self._hand_over()
             token = self._flushing.start()
             self.clock.flush()
             self._flushing.end(token)
-
-    def _hand_over(self) -> None:
-        """In an A/B run, let the other version sample every few milliseconds; ``details`` say where bursts begin."""
-        turn, now = turns.mine(), now_ns()
-        if turn.shared and now >= self._turn_ends:
-            bursts = self.details.setdefault("bursts", [])
-            bursts.append(self._calls)
-            turn.pause(self.key, len(bursts))
-            self._wall += now_ns() - now
-            self._turn_ends = now_ns() + turns.BURST_NS
+            self.flush_s += (now_ns() - end) * 1e-9
 
     def call(self) -> None:
         """The timed call."""
@@ -162,82 +153,89 @@ class Sampler:
             self.clock.spin_s = 2e-9 * (now_ns() - start) + 20e-6
             self.clock.synchronize()
         self.clock.flush()  # makes the buffer, before memory is looked at
+        self.result = None
         self._calls = 0
-        self._look()
+        self._measuring = Annotation(f"measure cold {self.key}", "measure")
 
-    def _look(self) -> None:
-        self._resident.append(resident())
+    def turn(self) -> None:
+        """A burst of cold samples: about ``BURST_NS``, flushing included, and one sample at least.
+
+        A case that is content takes one: what others need of it is a pair for each of their bursts. In an A/B run the
+        other version's process has its turn first or next.
+        """
+        bursts = self.details.setdefault("bursts", [])
+        other = turns.mine()
+        if other.shared:
+            other.pause(self.key, len(bursts) + 1)
+        resident_before = resident()
+        bursts.append(len(self.samples))
+        started = now_ns()
+        while True:
+            self.prepare(flush=True)
+            self.call()
+            self.samples.append(self.clock.last_s)
+            self._check_result(self.result)
+            elapsed = now_ns() - started
+            self._judge((self._wall_ns + elapsed) * 1e-9)
+            if self.content or elapsed >= turns.BURST_NS:
+                break
+        self._wall_ns += now_ns() - started
+        self.result = None
+        self._resident.append(self._resident[-1] + resident() - resident_before)
         self._calls_then.append(self._calls)
 
-    def cold(self) -> list[float]:
-        """Cold samples; pytest-benchmark's rounds where it is given, so that its table holds these very numbers."""
-        self._measuring = Annotation(f"measure cold {self.key}", "measure")
-        self._wall = now_ns()
-        samples: list[float] = []
-        if self.benchmark is not None:
-            self.benchmark.pedantic(
-                self.call,
-                setup=lambda: self.prepare(flush=True),
-                teardown=lambda: self._check_result(self.result),
-                rounds=self._least,
-            )
-            samples = self.benchmark.stats.stats.data
-        check_at = self._least
-        while not self._enough(samples, check_at):
-            check_at = check_at + max(2, check_at // 4) if len(samples) >= check_at else check_at
-            self.prepare(flush=True)
-            start = self.clock()
-            self.call()
-            seconds = self.clock() - start
-            if self.benchmark is None:
-                samples.append(seconds)
-            else:
-                self.benchmark.stats.update(seconds)
-            self._check_result(self.result)
-        self._look()
-        return list(samples)
-
-    def _enough(self, samples: list[float], check_at: int) -> bool:
-        """Whether sampling ends; fills ``stop``, ``flags`` and the details that say why."""
-        count, spent = len(samples), sum(samples)
+    def _judge(self, wall_s: float) -> None:
+        """Look whether sampling may end. Looks get rarer as samples get more: each is a chance to stop by luck."""
+        count, spent = len(self.samples), sum(self.samples)
         if count < self._least:
-            return False
-        beside = (now_ns() - self._wall) * 1e-9 - spent
-        limit = ""
+            return
         if spent >= self.options.budget_s:
-            limit = "kernel time"
+            self._limit = "kernel time"
         elif count >= self.options.max_samples:
-            limit = "samples"
-        elif beside >= BESIDE_S:
-            limit = "time beside the kernel"
-        if not limit and count < check_at:
-            return False
-        width = half_width(samples)
-        narrow = width <= self.options.precision
-        if not (narrow or limit):
-            return False
-        self.stop = "narrow" if narrow else "budget"
-        self.details |= {"half_width": width} | ({} if narrow else {"limit": limit})
-        if not narrow:
-            self.flags.append("noisy")
-        return True
+            self._limit = "samples"
+        elif wall_s - spent >= BESIDE_S:
+            self._limit = "time beside the kernel"
+        if self._narrow or self._limit or count >= self._check_at:
+            self._check_at = count + max(2, count // 4)
+            self.details["half_width"] = half_width(self.samples)
+            self._narrow = self.details["half_width"] <= self.options.precision
 
-    def warm(self, cold: list[float]) -> list[float]:
-        """Back-to-back samples, at most as many as cold ones and for a quarter of the budget; none for long calls."""
+    def conclude(self) -> None:
+        """No more cold samples: say why."""
+        self.stop = "narrow" if self._narrow else "budget"
+        if not self._narrow:
+            self.details["limit"] = self._limit
+            self.flags.append("noisy")
+
+    def cold(self) -> list[float]:
+        """All cold samples, alone."""
+        while not self.content:
+            self.turn()
+        self.conclude()
+        return self.samples
+
+    def warm(self) -> list[float]:
+        """Back-to-back samples, at most as many as cold ones and for a quarter of the budget; none for long calls.
+
+        The last call's ``result`` is kept; if there are no samples, that of an untimed call.
+        """
         self._measuring = Annotation(f"measure warm {self.key}", "measure")
         budget = WARM_SHARE * self.options.budget_s
         samples: list[float] = []
-        if statistics.median(cold) > budget:
+        self.prepare()
+        self.call()  # what ran last was another's turn: this call finds the caches as others left them
+        if statistics.median(self.samples) > budget:
             self.details["warm"] = "not taken: one call is over the budget for warm samples"
             return samples
-        started = now_ns()
-        while len(samples) < len(cold) and (now_ns() - started) * 1e-9 < budget + BESIDE_S and sum(samples) < budget:
+        started, before = now_ns(), resident()
+        while len(samples) < len(self.samples) and sum(samples) < budget:
             self.prepare()
             self.call()
             samples.append(self.clock.last_s)
-            if len(samples) == len(cold) // 2:
-                self._look()
-        self._look()
+            if (now_ns() - started) * 1e-9 >= budget + BESIDE_S:
+                break
+        self._resident.append(self._resident[-1] + resident() - before)
+        self._calls_then.append(self._calls)
         return samples
 
     def call_times(self) -> list[float]:
@@ -252,16 +250,19 @@ class Sampler:
     def leak(self, kept: int) -> str:
         """One line if the process grows with every call; or ''. ``kept`` are bytes the ledger saw kept by one call.
 
-        Who is suspected, by the ledger or by the looks taken so far, is watched once more, exactly.
+        Who is suspected, by the ledger or by its growth in its own turns, is watched once more, exactly.
         """
-        if kept < guards.LEAK_PER_CALL and not guards.leak(self._resident, self._calls_then):
+        looks = [0, len(self._resident) // 2, -1]
+        resident_then, calls_then = ([values[i] for i in looks] for values in (self._resident, self._calls_then))
+        if kept < guards.LEAK_PER_CALL and not guards.leak(resident_then, calls_then):
             return ""
-        self._resident, self._calls_then = [], []
+        resident_then, calls_then = [], []
         calls = min(MAX_LEAK_CALLS, max(5, guards.LEAK_BYTES // max(kept, 1)))
         for _ in range(3):
             guards.trim()
-            self._look()
+            resident_then.append(resident())
+            calls_then.append(self._calls)
             for _ in range(calls):
                 self.prepare()
                 self.call()
-        return guards.leak(self._resident, self._calls_then)
+        return guards.leak(resident_then, calls_then)

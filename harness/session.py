@@ -1,8 +1,10 @@
 """One measuring process from its start to its end, as the supervisor sees it: protocol, limits, and rows for the dead.
 
 Torch-free. The protocol is JSON lines on a pipe: ``ready`` with the environment, ``calibration``, then for each case
-``start``, ``stage``..., ``record``, and ``end``. A worker may ``end`` early, after a case that has spoilt its process;
-the supervisor gives the rest to a new one. A stream that stops without ``end`` is a death in the case last started.
+``start``, ``stage``..., ``record``, and ``end``. The cases of one comparison may be under way together: ``turn`` says
+which of them the process works on from now on. A worker may ``end`` early, after a case that has spoilt its process;
+the supervisor gives the rest, begun or not, to a new one. A stream that stops without ``end`` is a death in the case
+whose turn it was: the others begun get no row, so a new worker measures them anew.
 """
 
 from __future__ import annotations
@@ -55,11 +57,13 @@ Message = Ready | Calibration | Started | Stage | Record
 
 @dataclass
 class _Running:
+    """A case under way. ``spent_s`` is its time so far, beside stages with limits of their own and others' turns."""
+
     case: Case
     started: float = field(default_factory=time.monotonic)
     stage: str = "start"
-    stage_started: float = field(default_factory=time.monotonic)
-    exempt_s: float = 0.0  # spent in stages that have limits of their own
+    since: float = field(default_factory=time.monotonic)
+    spent_s: float = 0.0
 
 
 class Session:
@@ -77,6 +81,7 @@ class Session:
         self.waits: Callable[[], bool] = lambda: False  # whether another's turn keeps the worker waiting now
         self._watched = time.monotonic()
         self._running: _Running | None = None
+        self._open: dict[str, _Running] = {}
         self._limit_s = 0.0
         self._limit_end = 0.0
         self._allow(options.start_timeout_s)
@@ -86,7 +91,7 @@ class Session:
     @property
     def in_case(self) -> bool:
         """Whether a case has been started and has no record yet."""
-        return self._running is not None
+        return bool(self._open)
 
     def _allow(self, seconds: float) -> None:
         """The worker must say something within ``seconds`` from now."""
@@ -105,8 +110,6 @@ class Session:
                 message = self._understand(event)
                 if message is not None:
                     yield message
-                    if isinstance(message, Record):
-                        self._running, self.progressed = None, True
             tick()
             if time.monotonic() - self._watched >= TICK_S:
                 self._watch()
@@ -137,37 +140,57 @@ class Session:
             return Ready(dict(event["environment"]))
         if kind == "calibration":
             return Calibration({k: v for k, v in event.items() if k not in ("event", "kind")})
-        if kind == "start" and self._running is not None:
-            self._kill(CRASHED, "its process went on to the next case without a result")
-            return None
         if kind == "start":
-            self.worker.mark()
-            self._allow(self.options.case_timeout_s)
-            self._running = _Running(self.pending[int(event["index"])])
-            return Started(self._running.case)
+            return self._start(self.pending[int(event["index"])])
+        if kind == "turn":
+            self._turn_to(self._open[self.pending[int(event["index"])].key])
+            return None
         if kind == "stage":
             return self._stage(str(event["stage"]))
         if kind == "record":
             return self._record(event["record"])
         if kind == "end":
-            self.ended = self._running is None
+            self.ended = not self._open or bool(event.get("spoilt"))
         return None
 
-    def _stage(self, name: str) -> Stage | None:
-        running, now = self._running, time.monotonic()
-        if running is None:
+    def _start(self, case: Case) -> Started | None:
+        if any(running.case.group != case.group for running in self._open.values()):
+            self._kill(CRASHED, "its process went on to the next comparison without a result")
             return None
-        if running.stage in self.options.stage_limits_s:
-            running.exempt_s += now - running.stage_started
-        running.stage, running.stage_started = name, now
+        self.worker.mark()
+        self._open[case.key] = _Running(case)
+        self._turn_to(self._open[case.key])
+        return Started(case)
+
+    def _turn_to(self, running: _Running) -> None:
+        """From now on the process works on ``running``."""
+        now = time.monotonic()
+        if self._running is not None:
+            self._book(self._running, now)
+        self._running, running.since = running, now
+        self._allow(self.options.stage_limit_s(running.stage))
+
+    def _book(self, running: _Running, now: float) -> None:
+        """Add the time since ``since`` to what the case has spent, unless its stage has a limit of its own."""
+        if running.stage not in self.options.stage_limits_s:
+            running.spent_s += now - running.since
+        running.since = now
+
+    def _stage(self, name: str) -> Stage | None:
+        if self._running is None:
+            return None
+        self._book(self._running, time.monotonic())
+        self._running.stage = name
         self._allow(self.options.stage_limit_s(name))
         return Stage(name)
 
     def _record(self, data: dict[str, Any]) -> Record:
         record = Record.from_json(data)
         if self._running is None or record.case.key != self._running.case.key:
-            raise ValueError("record of a case that was not started")
+            raise ValueError("record of a case whose turn it is not")
         record.case = self._running.case
+        del self._open[record.case.key]
+        self._running, self.progressed = None, True
         self._allow(self.options.case_timeout_s)
         return record
 
@@ -177,7 +200,7 @@ class Session:
         if self.waits():
             self._limit_end += self._watched - before
             if self._running:
-                self._running.exempt_s += self._watched - before
+                self._running.since += self._watched - before
         self.worker.limit_log()
         rss = self.worker.rss_bytes()
         if rss > self._memory_limit:
@@ -192,10 +215,9 @@ class Session:
             self._kill(TIMED_OUT, f"took longer than {2 * self.options.case_timeout_s:g} s in all")
 
     def _own_time(self, running: _Running) -> float:
-        """Seconds in the case so far, beside the stages that may compile and have limits of their own."""
-        now = time.monotonic()
-        present = now - running.stage_started if running.stage in self.options.stage_limits_s else 0.0
-        return now - running.started - running.exempt_s - present
+        """Seconds in the case so far, beside others' turns and the stages that have limits of their own."""
+        self._book(running, time.monotonic())
+        return running.spent_s
 
     def _kill(self, status: str, why: str) -> None:
         if self.killed is None:

@@ -3,8 +3,8 @@
 ``summarise`` merges a case's records over passes. The figures' rules, in one place:
 
 * ``median_s`` is the median over passes of the passes' medians of cold samples, with a 95 % interval (``intervals``).
-* ``speedup`` is baseline time / this time, pass by pass: both were measured in the same block of the same pass, so the
-  machine's drift falls on both and cancels.
+* ``speedup`` is baseline time / this time, pass by pass. Where both took turns (``pairing``), a pass's figure is the
+  median over pairs of turns, so that the machine's jumps fall on both and cancel; else the ratio of medians.
 * ``roofline`` is the share of the copy bandwidth *of the same pass* that the least possible traffic would need.
   Above 1 it is flagged ``above-copy-bandwidth``: the data came from a cache, or the cost model is wrong.
 * Within a run, differences below ``RUN_MARGIN`` are no verdict. Implementations that share their inner kernel differ
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from spikemark.harness.intervals import (
     unpaired,
     verdict,
 )
+from spikemark.harness.pairing import in_turns, pass_ratio, timed
 from spikemark.harness.records import (
     COLUMNS,
     CRASHED,
@@ -75,8 +76,9 @@ __all__ = [
 Row = dict[str, Any]
 
 RUN_MARGIN = 0.10
-"""Differences within one run below this are no verdict: three passes on a shared machine tell the same kernel under two
-names apart by several percent (docs/ci.md has the noise study), while real alternatives differ by factors."""
+"""Differences within one run below this are no verdict. Turns take the machine's jumps out of a pass, but a process has
+accidents of its own (where its memory lies), of which three passes show three; and real alternatives differ by
+factors."""
 
 _CASE_COLUMNS = ("operator", "phase", "workload", "implementation", "device", "dtype")
 _WORST_FIRST = (INCORRECT, CRASHED, TIMED_OUT, OUT_OF_MEMORY, ERROR, UNAVAILABLE, UNSUPPORTED, OK)
@@ -112,16 +114,27 @@ class PassTable:
         """Log median, low, high and spread of every case: [cases, 4]."""
         return centre_intervals(self.logs, self.errors)
 
-    def ratios(self, over: Sequence[int], under: Sequence[int]) -> list[Interval]:
+    def ratios(
+        self,
+        over: Sequence[int],
+        under: Sequence[int],
+        in_turns: Callable[[int, int, Any], tuple[float, float] | None] = lambda over, under, pass_: None,
+    ) -> list[Interval]:
         """Intervals of case ``over[i]`` / case ``under[i]``, pass by pass where both were measured.
 
+        ``in_turns(over, under, pass)`` may give a better figure for a pass than its medians do: log ratio and error.
         Two that share no pass are compared as independent, which is wider. NaN if one has no samples.
         """
         a, b = list(over), list(under)
         if not a:
             return []
         logs = self.logs[a] - self.logs[b]
-        columns = centre_intervals(logs, np.hypot(self.errors[a], self.errors[b]))
+        errors = np.hypot(self.errors[a], self.errors[b])
+        for row, column in zip(*np.nonzero(np.isfinite(logs)), strict=True):
+            better = in_turns(a[row], b[row], self.passes[column])
+            if better is not None and math.isfinite(better[0]):
+                logs[row, column], errors[row, column] = better
+        columns = centre_intervals(logs, errors)
         counts = np.isfinite(logs).sum(axis=1)
         alone = self.intervals() if (counts == 0).any() else None
         out = []
@@ -208,7 +221,8 @@ def summarise(run: Run | Sequence[Run]) -> list[Row]:
     Extras: ``flags`` (list), ``passes`` (measured), ``noise`` (half-width of the median's interval, relative),
     ``spread`` (deviation between passes, relative), ``warm_median_s, call_median_s, workspace_bytes, moved_bytes``,
     ``verdict`` (against the baseline: faster, slower, same, inconclusive; empty for itself or without one),
-    ``winner`` (``alone``, ``tied`` or empty), ``variant`` (of an A/B run), ``key``, ``group``, ``pass_medians_s`` and
+    ``winner`` (``alone``, ``tied`` or empty), ``ran`` (names of the kernels that really ran, where there was a choice),
+    ``variant`` (of an A/B run), ``key``, ``group``, ``pass_medians_s`` and
     ``pass_indices``.
     Absent figures are None. Several runs are merged as more passes where case and device name agree.
     """
@@ -233,9 +247,26 @@ def summarise(run: Run | Sequence[Run]) -> list[Row]:
         rows[i]["passes"] = len(measured)
         if len(measured) == 1:
             rows[i]["flags"].append("one-pass")
-    _add_speedups(rows, table, baselines(runs))
-    _add_winners(rows, table)
+    ratios = _Ratios(table, merged)
+    _add_speedups(rows, ratios, baselines(runs))
+    _add_winners(rows, ratios)
     return rows
+
+
+class _Ratios:
+    """Time ratios between rows: turn by turn in the passes where both took turns."""
+
+    def __init__(self, table: PassTable, merged: Sequence[_Merged]) -> None:
+        self._table, self._merged = table, merged
+
+    def __call__(self, pairs: Sequence[tuple[int, int]]) -> list[Interval]:
+        return self._table.ratios([p[0] for p in pairs], [p[1] for p in pairs], self._in_turns)
+
+    def _in_turns(self, over: int, under: int, pass_: Any) -> tuple[float, float] | None:
+        a, b = (self._merged[i].records.get(pass_) for i in (over, under))
+        if a is None or b is None or not in_turns(a, b):
+            return None
+        return pass_ratio(timed(b), timed(a))
 
 
 def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -> Row:
@@ -259,6 +290,7 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     row["flags"] = list(dict.fromkeys(flag for r in records for flag in r.flags))
     row |= {"noise": None, "spread": None, "verdict": "", "winner": "", "key": case.key, "group": case.group}
     row["variant"] = merged.variant
+    row["ran"] = ", ".join(dict.fromkeys(str(r.details["ran"]) for r in records if r.details.get("ran")))
     row |= {"warm_median_s": None, "call_median_s": None, "pass_medians_s": [], "pass_indices": []}
     if status != OK:
         return row
@@ -287,20 +319,20 @@ def _blocks(rows: list[Row]) -> dict[tuple[str, str, str], list[int]]:
     return blocks
 
 
-def _add_speedups(rows: list[Row], table: PassTable, names: dict[str, str]) -> None:
+def _add_speedups(rows: list[Row], ratios: _Ratios, names: dict[str, str]) -> None:
     pairs: list[tuple[int, int]] = []
     for members in _blocks(rows).values():
         base = next((i for i in members if rows[i]["implementation"] == names.get(rows[i]["operator"])), None)
         if base is not None:
             rows[base] |= {"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0}
             pairs += [(i, base) for i in members if i != base]
-    for (i, _), slowdown in zip(pairs, table.ratios([p[0] for p in pairs], [p[1] for p in pairs]), strict=True):
+    for (i, _), slowdown in zip(pairs, ratios(pairs), strict=True):
         gain = slowdown.inverse()
         rows[i] |= {"speedup": gain.value, "speedup_low": gain.low, "speedup_high": gain.high}
         rows[i]["verdict"] = verdict(slowdown, RUN_MARGIN)
 
 
-def _add_winners(rows: list[Row], table: PassTable) -> None:
+def _add_winners(rows: list[Row], ratios: _Ratios) -> None:
     """Mark the fastest of each block ``alone``, or it and all that are not clearly slower ``tied``.
 
     Clearly slower: the whole interval of the pass-by-pass ratio to the fastest lies beyond ``RUN_MARGIN``. A point
@@ -311,7 +343,7 @@ def _add_winners(rows: list[Row], table: PassTable) -> None:
         first = min(members, key=lambda i: (rows[i]["median_s"], rows[i]["implementation"]))
         rows[first]["winner"] = "alone" if len(members) > 1 else ""
         pairs += [(i, first) for i in members if i != first]
-    for (i, first), ratio in zip(pairs, table.ratios([p[0] for p in pairs], [p[1] for p in pairs]), strict=True):
+    for (i, first), ratio in zip(pairs, ratios(pairs), strict=True):
         if not ratio.low > 1 + RUN_MARGIN:
             rows[i]["winner"] = rows[first]["winner"] = "tied"
 

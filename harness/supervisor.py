@@ -202,7 +202,7 @@ class Supervisor:
                     self.folder.append(message)
                     self._remaining -= self._note(message)
                     self.progress.advance(left=self._remaining)
-                    self._check_stop(finished=session)
+                    self._check_stop()
 
     def _check_environment(self, key: str, variant: Variant, found: dict[str, Any]) -> list[str]:
         """Store a device's environment. Names of fields that have changed since this run began to use it.
@@ -238,16 +238,16 @@ class Supervisor:
         while self._locks:
             self._locks.popitem()[1].release()
 
-    def _check_stop(self, finished: Session | None = None) -> None:
-        """Leave if asked to: after one interrupt when no session is in a case (``finished`` has just ended its)."""
+    def _check_stop(self) -> None:
+        """Leave if asked to: after one interrupt when no session is in a case."""
         if self.interrupts and self._turnstile is not None:
             self._turnstile.finish_cases()
-        in_case = any(s.in_case for s in self._sessions if s is not finished)
+        in_case = any(s.in_case for s in self._sessions)
         if self.interrupts >= 2 or (self.interrupts == 1 and not in_case):
             raise _Stop
         if self.interrupts and not self._told:
             self._told = True
-            self.progress.message("finishing the present case, then stopping; Ctrl-C again stops now")
+            self.progress.message("finishing the present comparison, then stopping; Ctrl-C again stops now")
 
     def _interrupt(self, number: int, frame: object) -> None:
         self.interrupts += 2 if number == signal.SIGTERM else 1

@@ -129,6 +129,18 @@ class Block:
                 changed.append(name)
         return f"writes to its input{'s' if len(changed) > 1 else ''} {', '.join(changed)}" if changed else ""
 
+    def restore(self) -> None:
+        """Make the inputs anew, in place: what was bound to them stays valid. ``RuntimeError`` if that cannot be."""
+        fresh = self.definition.make_inputs(
+            self.case.problem, self.case.phase, self.dtype, str(self.device), self.case.problem.seed
+        )
+        with torch.no_grad():
+            for name, tensor in self.inputs.tensors.items():
+                tensor.copy_(fresh.tensors[name])
+        if reason := self.changed_inputs():
+            forget_block()
+            raise RuntimeError(f"{reason} for good")
+
     def compare(self, outputs: dict[str, Tensor], reference: Any) -> Comparison:
         """The operator's comparison."""
         return self.definition.compare(self.case.phase, outputs, reference, self.inputs, self.case.problem)

@@ -1,9 +1,11 @@
 """What makes ``suites/`` a pytest-benchmark suite: options, cases as items, the clock as timer, records, events.
 
-Every item is one case; its ``benchmark`` fixture is driven by ``harness.measure`` with the case's ``DeviceClock`` as
-timer, so pytest-benchmark's table and JSON hold the samples of the record. ``benchmark.extra_info`` carries the
-rest of the record. With a plan (``--spikemark-plan``) the items are the plan's cases in its order, and with
-``--spikemark-events`` every step is written to that descriptor as one JSON line: that is a worker of ``spikemark run``.
+Every item is one case. The first item of a comparison measures all of its selected cases, in turns (see
+``harness.measure``); each item then hands its own case's samples to its ``benchmark`` fixture, so that
+pytest-benchmark's table and JSON hold the samples of the record. ``benchmark.extra_info`` carries the rest of it.
+
+With a plan (``--spikemark-plan``) the items are the plan's cases in its order, and with ``--spikemark-events`` every
+step is written to that descriptor as one JSON line: that is a worker of ``spikemark run``.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Suite:
     environment: str | None = None
     calibrate: bool = False
     events: int | None = None
+    seed: int = 0
     spoilt: str = ""
+    measured: dict[str, Record] = field(default_factory=dict)
 
     def emit(self, event: str, **data: Any) -> None:
         """Write one event (nothing without a channel), unbuffered: the line is out when this returns."""
@@ -96,6 +100,7 @@ def _suite(config: pytest.Config) -> Suite:
         plan.get("environment"),
         plan.get("calibrate", True) if plan else False,
         config.getoption("--spikemark-events"),
+        plan.get("seed", 0),
     )
 
 
@@ -160,37 +165,78 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """``measure(case, benchmark)``: verify and time one case; skips what cannot run here, fails what is wrong."""
+    """``measure(case, benchmark)``: verify and time one case, beside the others of its comparison that are selected.
+
+    Skips what cannot run here, fails what is wrong.
+    """
     suite = request.config.stash[SUITE]
-    marker = request.node.get_closest_marker("benchmark")
 
     def run(case: Case, benchmark: Any) -> Record:
-        from spikemark.harness.measure import measure_case
-        from spikemark.harness.sampling import Options
-
-        index = next(i for i, c in enumerate(suite.cases) if c is case)
-        turns.mine().pause(case.key)
-        suite.emit("start", index=index, key=case.key)
-        record = measure_case(
-            case,
-            Options.from_json(suite.options),
-            pass_index=suite.pass_index,
-            environment=suite.environment or case.device,
-            clock=marker.kwargs["timer"],
-            benchmark=benchmark,
-            emit=lambda stage: suite.emit("stage", index=index, stage=stage),
-        )
-        suite.emit("record", index=index, record=record.to_json())
+        if case.key not in suite.measured:
+            _measure_block(suite, _selected_beside(case, request.session.items), timed=benchmark.enabled)
+        record = suite.measured.get(case.key)
+        if record is None:
+            pytest.skip(f"left to a new process: this one is spoilt by {suite.spoilt}")
         benchmark.extra_info["spikemark"] = {k: v for k, v in record.to_json().items() if k != "samples"}
-        suite.spoilt = suite.spoilt or str(record.details.get("spoilt", ""))
         request.node.stash[RECORD] = record
         if record.status in SKIPPED:
             pytest.skip(f"{record.status}: {record.reason}")
         if record.status != records.OK:
             pytest.fail(f"{record.status}: {record.reason}", pytrace=False)
+        _hand_over(record.samples, benchmark)
         return record
 
     return run
+
+
+def _selected_beside(case: Case, items: list[pytest.Item]) -> list[Case]:
+    """The cases of one comparison among the session's items, ``case`` with them.
+
+    In an A/B run each is alone: its partner in turns is itself in the other version's process.
+    """
+    if turns.mine().shared:
+        return [case]
+    selected = [c for c in map(_case_of, items) if isinstance(c, Case)]  # an operator without cases has an empty item
+    return [c for c in selected if c.group == case.group and c.problem == case.problem]
+
+
+def _measure_block(suite: Suite, cases: list[Case], timed: bool) -> None:
+    """Measure ``cases`` in turns into ``suite.measured``; every step is an event."""
+    from spikemark.harness.measure import measure_block
+    from spikemark.harness.sampling import Options
+
+    index = {case.key: i for i, case in enumerate(suite.cases)}
+
+    def tell(event: str, case: Case, **data: Any) -> None:
+        if event == "start":
+            turns.mine().pause(case.key)
+            data["key"] = case.key
+        elif event == "record":
+            record = data["record"]
+            suite.measured[case.key] = record
+            suite.spoilt = suite.spoilt or str(record.details.get("spoilt", ""))
+            data["record"] = record.to_json()
+        suite.emit(event, index=index[case.key], **data)
+
+    measure_block(
+        cases,
+        Options.from_json(suite.options | {"timed": timed}),
+        pass_index=suite.pass_index,
+        environment=suite.environment or cases[0].device,
+        seed=suite.seed,
+        tell=tell,
+        leave_when_spoilt=suite.events is not None,
+    )
+
+
+def _hand_over(samples: list[float], benchmark: Any) -> None:
+    """Make a measured case's samples this item's rounds (nothing with ``--benchmark-disable``).
+
+    pytest-benchmark measures one empty round, so that all of its own set-up is done, which the samples then replace.
+    """
+    benchmark.pedantic(lambda: None)
+    if benchmark.stats is not None:
+        benchmark.stats.stats.data[:] = samples
 
 
 RECORD = pytest.StashKey[Record]()

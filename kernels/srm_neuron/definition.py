@@ -86,6 +86,8 @@ def keep_clear(current: Tensor, params: SrmParams) -> Tensor:
     the constants are ratios of small numbers, so that in long runs potentials *equal* to the threshold are common.
     Those currents are moved up by a few roundings: no generated neuron is ambiguous.
     """
+    if not current.numel():
+        return current
     folded = current.view(*current.shape[:2], -1)
     # On a CPU in blocks that stay in a core's cache, each too small to be worth torch's threads.
     block = CLEAR_BLOCK if current.device.type == "cpu" else folded.numel()

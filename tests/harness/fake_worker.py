@@ -101,6 +101,28 @@ def misbehave(name: str) -> None:
         sys.stdout.write("z" * 1000)
 
 
+def take_turns(plan: dict[str, Any], indices: list[int]) -> None:
+    """Cases named ``turns_...`` are begun together; then each has two turns, doing in the second what its name says."""
+    cases = {i: Case.from_json(plan["cases"][i]) for i in indices}
+    for index, case in cases.items():
+        say("start", index=index, key=case.key)
+        say("stage", index=index, stage="warm-up")
+    for number in range(2):
+        for index, case in cases.items():
+            say("turn", index=index)
+            say("stage", index=index, stage="measure")
+            if number == 1:
+                misbehave(case.implementation.removeprefix("turns_"))
+                if case.implementation == "turns_spoils":
+                    say("record", index=index, record=Record(case, plan["pass_index"], "error", "leaks").to_json())
+                    say("end", spoilt="leaks")
+                    sys.exit()
+    for index, case in cases.items():
+        say("turn", index=index)
+        samples = [1e-3] * 10
+        say("record", index=index, record=Record(case, plan["pass_index"], "ok", samples=samples).to_json())
+
+
 def main() -> None:
     """Measure every case of the plan in order."""
     plan = json.loads(Path(sys.argv[1]).read_text())
@@ -113,7 +135,12 @@ def main() -> None:
     with Path(os.environ.get("FAKE_TRACE", os.devnull)).open("a") as file:
         trace = {"pid": os.getpid(), "pythonpath": os.environ.get("PYTHONPATH", ""), "plugins": plan["plugins"]}
         file.write(json.dumps(trace) + "\n")
+    together = [i for i, data in enumerate(plan["cases"]) if data["implementation"].startswith("turns_")]
+    if together:
+        take_turns(plan, together)
     for index, data in enumerate(plan["cases"]):
+        if index in together:
+            continue
         case = Case.from_json(data)
         say("start", index=index, key=case.key)
         say("stage", index=index, stage="measure")

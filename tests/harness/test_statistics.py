@@ -325,3 +325,61 @@ def test_runs_are_merged_as_more_passes_and_machines_stay_apart() -> None:
 def test_same_data_same_rows() -> None:
     records = passes("torch_eager", [1.0, 1.3, 0.9]) + passes("native", [0.5, 0.6, 0.55])
     assert summarise(run(records)) == summarise(run(records))
+
+
+# -- turns ---------------------------------------------------------------------------------------------------------
+
+
+def in_turns(slow: list[float], ratio: float, block: str = "b", pass_index: int = 0) -> list[Record]:
+    """Baseline and native in one pass: turns of one sample on a machine that is ``slow[n]`` times slower in turn n.
+
+    The baseline's first turns are cut into two samples each, so that the medians of all samples mislead.
+    """
+    base = [s for i, s in enumerate(slow) for _ in range(2 if i < len(slow) // 2 else 1)]
+    begins, position = [], 0
+    for i in range(len(slow)):
+        begins.append(position)
+        position += 2 if i < len(slow) // 2 else 1
+    shared = {"block": block}
+    return [
+        Record(case(), pass_index, "ok", samples=base, environment="cpu", details=shared | {"bursts": begins}),
+        Record(
+            case("native"),
+            pass_index,
+            "ok",
+            samples=[s / ratio for s in slow],
+            environment="cpu",
+            details=shared | {"bursts": list(range(len(slow)))},
+        ),
+    ]
+
+
+def test_speedups_are_paired_turn_by_turn() -> None:
+    """Slow in the first half of the pass: turns tell 2.0 exactly, medians of all samples something else."""
+    slow = [3.0] * 10 + [1.0] * 11
+    records = [r for p in range(3) for r in in_turns(slow, 2.0, f"b{p}", p)]
+    row = next(r for r in summarise(run(records)) if r["implementation"] == "native")
+    assert row["speedup"] == pytest.approx(2.0)
+    assert row["speedup_low"] == pytest.approx(2.0, rel=0.02)
+    assert row["verdict"] == "faster"
+    assert winners(summarise(run(records))) == {case().group: ["native"]}
+    for record in records:
+        record.details.pop("block")
+    row = next(r for r in summarise(run(records)) if r["implementation"] == "native")
+    assert row["speedup"] == pytest.approx(6.0), "without turns: one median is a slow moment's, the other a fast one's"
+
+
+def test_other_turns_are_not_paired() -> None:
+    """A case that was measured anew in another process shares the pass, not the moments."""
+    slow = [3.0] * 10 + [1.0] * 11
+    first, second = in_turns(slow, 2.0, "a"), in_turns(slow, 2.0, "b")
+    mixed = summarise(run([first[0], second[1]]))
+    assert next(r for r in mixed if r["implementation"] == "native")["speedup"] == pytest.approx(6.0)
+
+
+def test_rows_say_which_kernel_ran() -> None:
+    records = passes("native", [1.0, 1.0], details={"ran": "tiled<8>"})
+    (row,) = summarise(run(records))
+    assert row["ran"] == "tiled<8>"
+    (row,) = summarise(run(passes("torch_eager", [1.0])))
+    assert row["ran"] == ""

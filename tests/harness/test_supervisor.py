@@ -86,6 +86,28 @@ def test_every_death_is_one_row_and_the_rest_is_measured(tmp_path: Path) -> None
     assert not [p for p in survivors if p.ppid() in (1, os.getpid())], "no process is left, children included"
 
 
+def test_who_dies_in_its_turn_costs_only_its_own_row(tmp_path: Path) -> None:
+    """All were begun; the others get no row from the dead, and are measured anew in the next process."""
+    names = ["turns_ok", "turns_segfault", "turns_exits", "turns_spoils", "turns_fine"]
+    result = measure(tmp_path / "r", [case(n) for n in names])
+    found = RunFolder.load(tmp_path / "r").records
+    assert sorted(r.case.implementation for r in found) == sorted(names), "one row each"
+    statuses = {r.case.implementation: r.status for r in found}
+    assert statuses == dict.fromkeys(names, "crashed") | {
+        "turns_ok": "ok", "turns_fine": "ok", "turns_spoils": "error"
+    }  # fmt: skip
+    dead = rows(tmp_path / "r")["turns_exits"]
+    assert dead.reason == "its process ended itself with exit code 3 in stage measure"
+    assert result.exit_code == 0
+
+
+def test_who_hangs_in_its_turn_is_ended_and_others_turns_are_not_its_time(tmp_path: Path) -> None:
+    measure(tmp_path / "r", [case(n) for n in ("turns_ok", "turns_hangs")], case_timeout_s=0.3, stage_limits_s={})
+    found = rows(tmp_path / "r")
+    assert found["turns_hangs"].reason == "took longer than 0.3 s, in stage measure"
+    assert found["turns_ok"].status == "ok"
+
+
 def test_a_hang_and_a_hoard_are_ended(tmp_path: Path) -> None:
     """A quarter of what is free would take minutes to fill at the fake's pace: the share is set to about 150 MB."""
     share = 150e6 / psutil.virtual_memory().available

@@ -1,5 +1,6 @@
 """``suites/`` as a worker with a plan and events, and as plain pytest-benchmark for whoever likes that better."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -82,11 +83,28 @@ def test_a_worker_tells_what_it_does(worked: Worked) -> None:
 def test_every_case_has_its_row_whatever_the_others_do(worked: Worked) -> None:
     cases, events, _ = worked
     records = [Record.from_json(e["record"]) for e in events if e["event"] == "record"]
-    assert [r.case for r in records] == cases
-    assert [r.status for r in records] == ["ok", "ok", "error", "ok", "unavailable", "ok"]
-    assert records[2].reason == "ZeroDivisionError: no such kernel"
+    by_case = {r.case.key: r for r in records}
+    assert len(records) == len(by_case) == len(cases)
+    found = [by_case[c.key] for c in cases]
+    assert [r.status for r in found] == ["ok", "ok", "error", "ok", "unavailable", "ok"]
+    assert found[2].reason == "ZeroDivisionError: no such kernel"
     assert {r.pass_index for r in records} == {2}
     assert all(5 <= len(r.samples) <= 6 for r in records if r.status == "ok")
+
+
+def test_implementations_take_turns_and_the_worker_says_whose_turn_it_is(worked: Worked) -> None:
+    """The two that are right of the neuron's forward: cases 3 and 5."""
+    events = worked[1]
+    records = {r["index"]: Record.from_json(r["record"]) for r in events if r["event"] == "record"}
+    blocks = {i: r.details.get("block") for i, r in records.items() if r.details.get("block")}
+    assert list(blocks) == [3, 5] and len(set(blocks.values())) == 1
+    order = [e["index"] for e in events if e["event"] == "turn"]
+    assert set(order) == {3, 5}
+    assert sum(a != b for a, b in itertools.pairwise(order)) >= 4, "neither is sampled in one go"
+    for record in (records[3], records[5]):
+        bursts = record.details["bursts"]
+        assert bursts[0] == 0 and bursts == sorted(set(bursts)) and bursts[-1] < len(record.samples)
+        assert len(bursts) > 1
 
 
 def test_a_worker_leaves_nothing_in_the_folder_it_runs_in(worked: Worked) -> None:
@@ -96,7 +114,9 @@ def test_a_worker_leaves_nothing_in_the_folder_it_runs_in(worked: Worked) -> Non
 def test_a_spoilt_worker_ends_early_and_says_why(tmp_path: Path) -> None:
     cases = [neuron("torch_eager"), neuron("hostile_starts_threads"), neuron("torch_eager", "backward")]
     events, _ = run_worker(make_plan(tmp_path, cases, (ROOT / "tests" / "hostile.py",), calibrate=False))
-    assert [e["record"]["status"] for e in events if e["event"] == "record"] == ["ok", "error"]
+    rows = [e["record"] for e in events if e["event"] == "record"]
+    assert [(r["case"]["implementation"], r["status"]) for r in rows] == [("hostile_starts_threads", "error")]
+    assert {e["index"] for e in events if e["event"] == "start"} == {0, 1}, "the first was begun: it is left to others"
     assert events[-1]["event"] == "end"
     assert "thread" in events[-1]["spoilt"]
     assert "calibration" not in [e["event"] for e in events]
