@@ -88,6 +88,16 @@ def _answer(rows: list[Row], noise: float | None) -> Answer:
     return out
 
 
+def time_ratio(over: Row, under: Row) -> tuple[float, float | None, float | None]:
+    """Time of one row over another's, with the widest interval that theirs allow."""
+    low, high = (words.number(over[n]) for n in ("ci_low_s", "ci_high_s"))
+    least, most = (words.number(under[n]) for n in ("ci_low_s", "ci_high_s"))
+    ratio = over["median_s"] / under["median_s"]
+    if low is None or high is None or not least or not most:
+        return ratio, None, None
+    return ratio, low / most, high / least
+
+
 def _peak_ratio(answer: Answer) -> float | None:
     """Winner's peak memory over the baseline's, if both are known."""
     peaks = [words.number(row["peak_bytes"]) if row else None for row in (answer.winner, answer.baseline)]

@@ -74,4 +74,8 @@ def _pair(loaded: Report, devices: Sequence[str] | None) -> tuple[str, str] | No
     for device in devices:
         if device not in known:
             raise UsageError(f"no case was measured on device {device!r}; measured: {', '.join(known) or 'none'}")
+    from spikemark.reports.figures import heat
+
+    if reason := heat.why_not(loaded, (devices[0], devices[1])):
+        raise UsageError(f"no ratio of two devices: {reason}")
     return devices[0], devices[1]

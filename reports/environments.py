@@ -17,11 +17,11 @@ SOFTWARE = (*(f for f in MUST_MATCH if not f.startswith(_ABOUT_THE_DEVICE)), "pr
 
 
 def flatten(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested description as dotted fields: ``{"cpu": {"cores": 4}}`` -> ``{"cpu.cores": 4}``."""
+    """A nested description as dotted fields: ``{"a": {"b": 4}, "c": {}}`` -> ``{"a.b": 4}``."""
     out: dict[str, Any] = {}
     for key, item in value.items():
         name = f"{prefix}{key}"
-        if isinstance(item, dict) and item:
+        if isinstance(item, dict):
             out |= flatten(item, f"{name}.")
         else:
             out[name] = item
@@ -38,9 +38,19 @@ def identity(environment: dict[str, Any]) -> str:
     return repr(sorted((k, repr(v)) for k, v in steady(environment).items()))
 
 
-def software_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Fields besides the device itself that differ: if there are any, a ratio of devices would mix two causes."""
-    return [name for name, _, _ in differences(one, other, SOFTWARE)]
+def software_differences(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What differs besides the device itself, as (field, here, there): a ratio of devices would mix two causes."""
+    return differences(_without_threads(one), _without_threads(other), SOFTWARE)
+
+
+def _without_threads(environment: dict[str, Any]) -> dict[str, Any]:
+    """The environment without the variables that set a number of threads: ``cpu:1`` is made by them."""
+    switches = environment.get("switches") or {}
+    variables = switches.get("variables")
+    if not isinstance(variables, dict):
+        return environment
+    kept = {k: v for k, v in variables.items() if not k.endswith("_NUM_THREADS")}
+    return environment | {"switches": switches | {"variables": kept}}
 
 
 def named(report: Report) -> dict[tuple[int, str], dict[str, Any]]:

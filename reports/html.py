@@ -89,8 +89,9 @@ def page(report: Report, devices: tuple[str, str] | None = None) -> str:
     css = (ASSETS / "report.css").read_text(encoding="utf-8") + sheet.css()
     css += "".join(f".{keys[name]}{{background:{look.color}}}" for name, look in styles.items())
     script = (ASSETS / "report.js").read_text(encoding="utf-8")
+    columns = table_data.columns(report)
     data = {
-        "columns": table_data.columns(report),
+        "columns": columns,
         "total": len(report.rows),
         "chunk": table_data.CHUNK,
         "keys": {words.clean(name): cls for name, cls in keys.items()},
@@ -116,7 +117,9 @@ def page(report: Report, devices: tuple[str, str] | None = None) -> str:
         together=opened,
         nothing=_nothing(report),
         picture_groups=groups,
-        pictures_note=" ".join([_left_out(left), *heat.refused_pairs(report)]).strip(),
+        left_out=words.count(len(left), "more picture") if left else "",
+        refused=heat.refused_pairs(report),
+        common=[(title, words.short(value, 60)) for title, value in table_data.common(columns)],
         failed=_failures(report)[:MOST_FAILURES],
         failed_more=_more(len(_failures(report)) - MOST_FAILURES, "kind of failure", "kinds of failure"),
         runs=[_run(report, i) for i in range(len(report.runs))],
@@ -167,7 +170,7 @@ def _how_sure(report: Report) -> str:
     noises = [answers.smallest_difference(run.meta) for run in report.runs]
     known = [n for n in noises if n is not None]
     text = "The fastest implementation that gave right results. A tie is named as such: the slower one’s time is not, "
-    text += f"with its whole interval, more than {RUN_MARGIN:.0%} above the fastest."
+    text += f"with its whole interval, more than {words.rate(RUN_MARGIN)} above the fastest."
     if not known:
         return text + " Without a self-test, leads are not checked against this machine’s own noise."
     return text + f" Smallest slowdown that this machine’s self-test finds reliably: {words.rate(max(known))}."
@@ -237,7 +240,8 @@ def _why(answer: Answer) -> str:
     text = ""
     if answer.lead is not None and not answer.tied:
         second = sorted((r for r in answer.rows if answers.timed(r)), key=lambda r: r["median_s"])[1]
-        text = f"{words.factor(answer.lead)} ahead of {words.short(second['implementation'], 24)}"
+        lead = words.factor(*answers.time_ratio(second, answer.winner or second))
+        text = f"{lead} ahead of {words.short(second['implementation'], 28)}"
     if failed:
         text += (", " if text else "") + f"{failed} failed"
     return text
@@ -252,15 +256,6 @@ def _picture_groups(drawn: list[Any], sheet: Any) -> list[dict[str, Any]]:
         shown["svg"] = Markup(picture.draw().svg(sheet, f"p{index}"))
         groups.setdefault(picture.section, []).append(shown)
     return [{"title": words.short(title, 90), "pictures": pictures} for title, pictures in groups.items()]
-
-
-def _left_out(left: list[Any]) -> str:
-    if not left:
-        return ""
-    return (
-        f"{words.count(len(left), 'more picture')} of this run are not on this page, which would be too big to read. "
-        "spikemark report RUN --figures DIR writes every picture as SVG and PDF."
-    )
 
 
 def _failures(report: Report) -> list[dict[str, Any]]:

@@ -111,12 +111,13 @@ def _rows(run: Run, index: int, label: str) -> list[Row]:
         variant = str(record.details.get("variant") or "")
         records.setdefault((record.case.key, variant), []).append(record)
     names = baselines([run])
-    extra = _carried_options(run.meta["arguments"])
+    arguments = run.meta["arguments"]
     rows = []
     for summary in summarise(run):
         row: Row = dict(summary)
         of_case = records[row["key"], row["variant"]]
         case = of_case[0].case
+        row |= _share_bounds(row)
         row |= {
             "run": label,
             "run_index": index,
@@ -124,12 +125,20 @@ def _rows(run: Run, index: int, label: str) -> list[Row]:
             "environment": of_case[0].environment or case.device,
             "rate_asked": case.problem.spike_rate,
             "neurons": _product(case.problem.out_shape),
-            "command": command(case, run.meta["seed"], extra),
+            "command": command(case, run.meta["seed"], arguments),
             "case": case,
             "records": of_case,
         }
         rows.append(row)
     return rows
+
+
+def _share_bounds(row: Row) -> dict[str, float | None]:
+    """The roofline's share at the ends of the time's interval: only a time of no noise would have a sharper share."""
+    share, median, low, high = (row[n] for n in ("roofline", "median_s", "ci_low_s", "ci_high_s"))
+    known = None not in (share, median, low, high) and low > 0
+    ends = (share * median / high, share * median / low) if known else (None, None)
+    return dict(zip(("roofline_low", "roofline_high"), ends, strict=True))
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -139,10 +148,15 @@ def _product(shape: tuple[int, ...]) -> int:
     return out
 
 
-def _carried_options(arguments: list[str]) -> list[str]:
-    """Options of the run that a single case needs too: outside implementations and a person's own spikes."""
+def _carried_options(case: Case, arguments: list[str]) -> list[str]:
+    """Options of the run that a single case needs too: outside implementations, a person's own layers and spikes.
+
+    The spikes go only with a case that is made of them: with any other they would be measured besides.
+    """
     out: list[str] = []
-    wanted = ("--plugin", "--spikes", "--time-axis")
+    wanted = ["--plugin", "--workload-file"]
+    if case.problem.recording is not None:
+        wanted += ["--spikes", "--time-axis"]
     for index, word in enumerate(arguments):
         if word in wanted:
             out += [word, *arguments[index + 1 : index + 2]]
@@ -151,13 +165,14 @@ def _carried_options(arguments: list[str]) -> list[str]:
     return out
 
 
-def command(case: Case, seed: int, extra: list[str] | None = None) -> str:
-    """The command line, quoted for a POSIX shell, that measures this one case again."""
+def command(case: Case, seed: int, arguments: list[str]) -> str:
+    """The command line, quoted for a POSIX shell, that measures this one case again; ``arguments`` are its run's."""
     words = ["spikemark", "run", "--operator", case.operator, "--phase", case.phase]
     words += ["--workload", case.workload, "--implementation", case.implementation, "--device", case.device]
-    words += ["--dtype", case.dtype, "--batch", str(case.problem.batch)]
-    words += ["--spike-rate", f"{case.problem.spike_rate:g}", "--seed", str(seed), *(extra or [])]
-    return shlex.join(words)
+    words += ["--dtype", case.dtype]
+    if case.problem.recording is None:  # a recording keeps its own batch and rate
+        words += ["--batch", str(case.problem.batch), "--spike-rate", repr(case.problem.spike_rate)]
+    return shlex.join([*words, "--seed", str(seed), *_carried_options(case, arguments)])
 
 
 def frame(report: Report) -> pd.DataFrame:

@@ -37,6 +37,11 @@ def _gain(row: Row) -> tuple[str, str]:
     return words.factor(value, low, high), words.factor_interval(value, low, high)
 
 
+def share(row: Row) -> str:
+    """The roofline's share, with the digits that the time's interval allows."""
+    return words.percent(row["roofline"], row["roofline_low"], row["roofline_high"])
+
+
 def _only(write: Callable[[Any], str], name: str) -> Callable[[Row], tuple[str, str]]:
     return lambda row: (write(row[name]), "")
 
@@ -47,7 +52,7 @@ NUMBERS: dict[str, tuple[str, Callable[[Row], tuple[str, str]] | None]] = {
     "speedup": ("speed-up", _gain),
     "peak_bytes": ("peak memory", _only(words.size, "peak_bytes")),
     "saved_bytes": ("saved for backward", _only(words.size, "saved_bytes")),
-    "roofline": ("of copy bandwidth", _only(words.percent, "roofline")),
+    "roofline": ("of copy bandwidth", lambda row: (share(row), "")),
     "first_call_s": ("first call", _only(words.seconds, "first_call_s")),
     "max_error": ("max error", _only(lambda v: words.plain(v) if v is None else f"{v:.2g}", "max_error")),
     "noise": ("noise", lambda row: ("–" if row["noise"] is None else f"±{words.percent(row['noise'])}", "")),
@@ -76,6 +81,8 @@ NAMES = {
     "reason": "reason",
 }
 HIDDEN = ("device_name", "reason")
+ALWAYS = ("operator", "phase", "workload", "implementation", "status")
+"""Columns of names that are shown even where all rows have the same; of others the value is said once, above."""
 FILTERS = "run operator phase workload implementation device dtype batch time_steps rate_asked status flags".split()
 ORDER = (
     "run operator phase workload implementation device dtype batch time_steps rate_asked status median_s speedup "
@@ -104,7 +111,8 @@ def columns(report: Report) -> list[dict[str, Any]]:
             texts = [name_text(name, row) for row in report.rows]
             codes: dict[str, int] = {}
             column |= {"title": NAMES[name], "codes": [codes.setdefault(t, len(codes)) for t in texts]}
-            column |= {"values": list(codes), "shown": name not in HIDDEN, "filter": name in FILTERS}
+            column |= {"values": list(codes), "filter": name in FILTERS}
+            column["shown"] = name not in HIDDEN and (name in ALWAYS or len(codes) > 1 or len(texts) < 2)
             if name in ("batch", "time_steps", "rate_asked"):
                 numbers = {t: row[name] for t, row in zip(texts, report.rows, strict=True)}
                 column["order"] = [words.number(numbers[t]) for t in codes]
@@ -118,6 +126,15 @@ def columns(report: Report) -> list[dict[str, Any]]:
                     column["small"] = [p[1] for p in pairs]
         out.append(column)
     return out
+
+
+def common(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(title, value) of the columns that are not shown because every row has the same."""
+    return [
+        (c["title"], c["values"][0])
+        for c in found
+        if "codes" in c and not c["shown"] and c["id"] not in HIDDEN and len(c["values"]) == 1 and c["values"][0]
+    ]
 
 
 def _six(value: Any) -> float | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from spikemark.harness.records import OK
-from spikemark.reports import answers, environments, words
+from spikemark.reports import answers, environments, table_data, words
 from spikemark.reports.answers import Answer
 from spikemark.reports.rows import Report, Row
 from spikemark.reports.warnings import warnings
@@ -33,7 +33,7 @@ def markdown(report: Report) -> str:
     """The report as Markdown: warnings, winners, cases, failures, environments."""
     found = answers.answers(report)
     parts = ["# Spikemark report\n"]
-    notes = [f"- {markdown_cell(w.text)}\n" for w in warnings(report)]
+    notes = [f"- {markdown_cell(f'{w.text} {w.who}'.strip())}\n" for w in warnings(report)]
     if notes:
         parts.append("## Before you read\n\n" + "".join(notes))
     parts.append("## What to use\n\n" + _markdown_winners(report, found))
@@ -85,6 +85,12 @@ def _with(text: str, interval: str) -> str:
     return f"{text} ({interval})" if interval else text
 
 
+def _gain(row: Row) -> str:
+    if row["baseline"]:
+        return "baseline" if row["speedup"] is not None else words.ABSENT
+    return words.factor(row["speedup"], row["speedup_low"], row["speedup_high"])
+
+
 def _time(row: Row) -> str:
     known = (row["median_s"], row["ci_low_s"], row["ci_high_s"])
     return _with(words.seconds(*known), words.seconds_interval(*known))
@@ -94,8 +100,8 @@ def _markdown_cases(report: Report) -> str:
     rows = []
     for r in report.rows:
         cells = [r["operator"], r["phase"], r["workload"], _size(r), _place(report, r), r["dtype"], r["implementation"]]
-        cells += [r["status"], _time(r), words.factor(r["speedup"], r["speedup_low"], r["speedup_high"])]
-        rows.append([*cells, words.size(r["peak_bytes"]), words.percent(r["roofline"])])
+        cells += [r["status"], _time(r), _gain(r)]
+        rows.append([*cells, words.size(r["peak_bytes"]), table_data.share(r)])
     header = (
         "operator,phase,workload,size,device,dtype,implementation,status,time,speed-up,peak memory,of copy bandwidth"
     )
@@ -147,7 +153,7 @@ def latex(report: Report) -> str:
 
 def _latex_row(report: Report, answer: Answer, row: Row, several: bool) -> str:
     known = (row["median_s"], row["ci_low_s"], row["ci_high_s"])
-    gain = words.factor(row["speedup"], row["speedup_low"], row["speedup_high"])
+    gain = _gain(row)
     cells = [row["operator"], row["phase"], words.short(row["workload"], 40), str(row["batch"]), str(row["time_steps"])]
     cells += [_place(report, row)] if several else []
     cells += [words.short(row["implementation"], 40), words.seconds(*known), words.seconds_interval(*known), gain]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spikemark.harness import records
+from spikemark.harness.runfolder import Run
 from spikemark.reports import answers, environments, words
 from spikemark.reports.rows import Report, Row
 
@@ -14,12 +15,13 @@ from spikemark.reports.rows import Report, Row
 class Caution:
     """One thing to know. ``query`` filters the table to the rows concerned.
 
-    ``level`` is ``bad`` (do not use this number), ``care`` (read it so) or ``note``.
+    ``level`` is ``bad`` (do not use this number), ``care`` (read it so) or ``note``; ``who`` names implementations.
     """
 
     level: str
     text: str
     query: dict[str, str]
+    who: str = ""
 
 
 STATUS_WORDS = {
@@ -74,8 +76,10 @@ def _who(rows: list[Row]) -> str:
     return words.listed([words.short(n) for n in names], 3)
 
 
-def _counted(rows: list[Row], one: str, many: str) -> str:
-    return f"{words.count(len(rows), 'case')} {one if len(rows) == 1 else many} ({_who(rows)})."
+def _counted(level: str, rows: list[Row], one: str, many: str, query: dict[str, str]) -> Caution:
+    return Caution(
+        level, f"{words.count(len(rows), 'case')} {one if len(rows) == 1 else many}", query, f"({_who(rows)})"
+    )
 
 
 def _statuses(rows: list[Row]) -> list[Caution]:
@@ -83,7 +87,7 @@ def _statuses(rows: list[Row]) -> list[Caution]:
     for status, (level, one, many) in STATUS_WORDS.items():
         hit = [r for r in rows if r["status"] == status]
         if hit:
-            out.append(Caution(level, _counted(hit, one, many), {"status": status}))
+            out.append(_counted(level, hit, one, many, {"status": status}))
     return out
 
 
@@ -96,33 +100,45 @@ def _flags(rows: list[Row]) -> list[Caution]:
     for flag, found in hit.items():
         shown = words.short(flag, 60)
         level, one, many = FLAG_WORDS.get(flag, ("care", f"has the finding “{shown}”", f"have the finding “{shown}”"))
-        text = _counted(found, one, many)
-        out.append(Caution(level, text, {"flags": flag}))
+        out.append(_counted(level, found, one, many, {"flags": flag}))
     return out
 
 
 def _runs(report: Report) -> list[Caution]:
-    out = []
+    """What the runs' descriptions say; runs of which the same is to be said share a line."""
+    found: dict[tuple[str, str], list[str]] = {}
     for index, run in enumerate(report.runs):
-        of = f"Run {words.clean(report.labels[index])}: " if report.several else ""
-        missing = len(run.meta["unmeasured"])
-        planned, found = run.meta["planned"], sum(1 for r in report.rows if r["run_index"] == index)
-        missing = missing or max(planned - found, 0)
-        if missing:
-            out.append(Caution("care", f"{of}{words.count(missing, 'planned case')} not measured.", {}))
-        if run.meta["interrupted"]:
-            out.append(Caution("care", f"{of}interrupted before it was done; continue it with --resume.", {}))
-        elif not run.meta["ended"]:
-            out.append(Caution("care", f"{of}has no end: still going, or killed; continue it with --resume.", {}))
-        if run.damaged:
-            out.append(Caution("care", f"{of}{words.count(run.damaged, 'journal line')} could not be read.", {}))
-        if run.records and not run.meta["selftest"]:
-            text = f"{of}no self-test of this machine, so how small a difference can be trusted is not known"
-            out.append(Caution("note", f"{text}: spikemark selftest --out RUN adds it.", {}))
-        elif run.records and answers.smallest_difference(run.meta) is None:
-            text = f"{of}the self-test of this machine found none of its delays reliably: trust only large factors."
-            out.append(Caution("care", text, {}))
+        for level, text in _of_run(report, index, run):
+            found.setdefault((level, text), []).append(words.short(report.labels[index], 40))
+    out = []
+    for (level, text), labels in found.items():
+        of = f"{'Run' if len(labels) == 1 else 'Runs'} {words.listed(labels)}: " if report.several else ""
+        out.append(Caution(level, (of + text)[:1].upper() + (of + text)[1:], {}))
     return out + _overlaps(report)
+
+
+def _of_run(report: Report, index: int, run: Run) -> list[tuple[str, str]]:
+    """(level, text) of one run."""
+    out = []
+    missing = len(run.meta["unmeasured"])
+    planned, found = run.meta["planned"], sum(1 for r in report.rows if r["run_index"] == index)
+    missing = missing or max(planned - found, 0)
+    if missing:
+        out.append(("care", f"{words.count(missing, 'planned case')} not measured."))
+    if run.meta["interrupted"]:
+        out.append(("care", "interrupted before it was done; continue it with --resume."))
+    elif not run.meta["ended"]:
+        out.append(("care", "has no end: still going, or killed; continue it with --resume."))
+    if run.damaged:
+        out.append(("care", f"{words.count(run.damaged, 'journal line')} could not be read."))
+    if run.records and not run.meta["selftest"]:
+        text = "no self-test of this machine, so how small a difference can be trusted is not known"
+        out.append(("note", f"{text}: spikemark selftest --out RUN adds it."))
+    elif run.records and answers.smallest_difference(run.meta) is None:
+        out.append(
+            ("care", "the self-test of this machine found none of its delays reliably: trust only large factors.")
+        )
+    return out
 
 
 def _overlaps(report: Report) -> list[Caution]:
@@ -147,12 +163,15 @@ def _machine_of(meta: dict[str, Any]) -> str:
 
 def _machine(report: Report) -> list[Caution]:
     """A machine that did something else meanwhile."""
-    out = []
+    busy: dict[str, float] = {}
     for (index, key), environment in environments.named(report).items():
         cpu = environment.get("cpu") or {}
         load, cores = words.number(cpu.get("load")), words.number(cpu.get("cores"))
         if load is not None and cores and load > 0.5 * cores:
-            where = words.clean(environments.title(report, index, key))
-            text = f"{where}: the machine was busy before the run began (load {load:.1f} on {cores:.0f} cores)."
-            out.append(Caution("care", text, {}))
-    return out
+            where = words.short(environments.title(report, index, key), 40)
+            busy[f"{where}: load {load:.1f} on {cores:.0f} cores"] = load
+    if not busy:
+        return []
+    worst = sorted(busy, key=lambda text: -busy[text])
+    who = worst[0] if len(worst) == 1 else f"{worst[0]}; {words.count(len(worst) - 1, 'other')}"
+    return [Caution("care", f"The machine was busy before the run began ({who}).", {})]

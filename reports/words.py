@@ -127,12 +127,13 @@ def factor_interval(value: Any, low: Any, high: Any) -> str:
     return f"{_bound(low, places)}–{_bound(high, places)}"
 
 
-def percent(value: Any) -> str:
-    """A fraction in percent, up to three digits: 0.1234 -> "12.3 %"."""
+def percent(value: Any, low: Any = None, high: Any = None) -> str:
+    """A fraction in percent, up to three digits or as its interval allows: 0.1234 -> "12.3 %"."""
     words = _not_finite(value)
     if words:
         return words
-    return f"{_fixed(value * 100, min(decimals(value * 100, None), 2))} %"
+    half = _half(low, high)
+    return f"{_fixed(value * 100, min(decimals(value * 100, None if half is None else half * 100), 2))} %"
 
 
 def rate(value: Any) -> str:

@@ -86,7 +86,7 @@
 
   // ---- drawing
   function cell(c, i) {
-    const td = make("td", c.codes ? {} : { class: "n" });
+    const td = make("td", { "data-label": c.title, "data-id": c.id, ...(c.codes ? {} : { class: "n" }) });
     if (c.id === "status") td.append(make("span", { class: "status " + data.status[value(c, i)] }, value(c, i)));
     else if (c.id === "implementation") td.append(make("span", { class: "key " + data.keys[value(c, i)] }), name(value(c, i)));
     else td.append(name(String(value(c, i))));

@@ -13,7 +13,7 @@ from spikemark.reports.rows import Report
 
 __all__ = ["Look", "Picture", "choose", "looks", "pictures"]
 
-MOST = 32
+MOST = 40
 """Pictures on one page. More cost seconds and nobody looks at them; ``--figures`` writes them all."""
 _KINDS = ("speed", "memory", "heat", "pareto", "sweep", "rate", "roofline", "devices", "samples")
 """What is drawn first when not everything is."""

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 
 from spikemark.reports import words
 from spikemark.reports.answers import Answer, size_words, timed, varying
-from spikemark.reports.figures.canvas import GRID, INK, MUTED, Canvas
+from spikemark.reports.figures.canvas import GRID, INK, MUTED, WIDTH, Canvas, longest_width
 from spikemark.reports.figures.palette import Look
 from spikemark.reports.figures.picture import Picture
 from spikemark.reports.rows import Row
 
 MOST_BARS = 32
 """Bars in one picture: what fits a printed page and is read in one look."""
-WIDTH, GUTTER, LABELS, BAR, HEADER = 388.0, 112.0, 96.0, 12.0, 17.0
+BAR, HEADER, SIZE = 12.5, 17.0, 9.0
+LONGEST_NAME = 28
+"""Characters of an implementation's name that fit beside its bar: all of a layer's pair of names."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its implementation, length, interval, what is written at its end."""
+    """One bar: its implementation, length, interval, what is written at its end, and a mark within it."""
 
     name: str
     value: float
@@ -61,7 +63,7 @@ def memory_bars(rows: list[Row]) -> list[Bar]:
         passes = [p for p in (words.number(r.memory.get("peak_bytes")) for r in row["records"]) if p is not None]
         saved = words.number(row["saved_bytes"])
         bounds = (min(passes, default=peak), max(passes, default=peak))
-        out.append(Bar(row["implementation"], peak, *bounds, words.size(peak), saved))
+        out.append(Bar(row["implementation"], peak, *bounds, words.size(peak), saved or None))
     return out
 
 
@@ -83,7 +85,7 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
         operator += f" {words.short(found[0].first['phase'])}"
     kinds: list[tuple[str, str, str, Callable[[list[Row]], list[Bar]]]] = [
         ("speed", "time", "Length: median time as a share of the slowest in its group; shorter is better. "
-         "Whisker: 95 % interval. Right: time and speed-up over the baseline.", speed_bars),
+         "Whisker: 95 % interval, an arrow where it goes on. Right: time and speed-up over the baseline.", speed_bars),
         ("memory", "peak memory", "Length: peak above what the call found allocated, as a share of the largest in its "
          "group; shorter is better. Diamond: saved for backward. Whisker: range over passes, where they differ.",
          memory_bars),
@@ -96,10 +98,10 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
                 shown.append((comparison_name(answer, names), bars))
         if not shown:
             continue
-        header = ["comparison", "implementation", noun, "low", "high"]
-        write = words.seconds if kind == "speed" else words.size
+        header = ["comparison", "implementation", noun]
+        header += ["95 % interval", "over the baseline"] if kind == "speed" else ["over passes", "saved for backward"]
         table = [
-            [title, words.clean(b.name), write(b.value), write(b.low), write(b.high)]
+            [title, words.clean(b.name), *(_speed_cells(b) if kind == "speed" else _memory_cells(b))]
             for title, bars in shown
             for b in bars
         ]
@@ -115,6 +117,16 @@ def pictures(section: str, found: list[Answer], looks: dict[str, Look]) -> Itera
             note,
             f"{words.count(missing, 'more comparison')} of this operator in the table below" if missing else "",
         )
+
+
+def _speed_cells(bar: Bar) -> list[str]:
+    time, _, gain = bar.label.partition(" · ")
+    return [time, words.seconds_interval(bar.value, bar.low, bar.high), gain or "–"]
+
+
+def _memory_cells(bar: Bar) -> list[str]:
+    low, high = words.size(bar.low), words.size(bar.high)
+    return [bar.label, low if low == high else f"{low} to {high}", words.size(bar.mark)]
 
 
 def spread(found: list[Answer], most: int) -> tuple[list[Answer], int]:
@@ -148,35 +160,42 @@ def draw(groups: list[tuple[str, list[Bar]]], looks: dict[str, Look]) -> Canvas:
     """Groups of horizontal bars, each on its own scale from zero to the longest."""
     height = sum(HEADER + BAR * len(bars) + 5 for _, bars in groups) + 4
     canvas = Canvas(WIDTH, height)
-    span = WIDTH - GUTTER - LABELS
-    y, boxes, colors, whiskers, marks = 2.0, [], [], [], []
+    every = [bar for _, bars in groups for bar in bars]
+    gutter = longest_width([words.short(b.name, LONGEST_NAME) for b in every], SIZE) + 6
+    span = WIDTH - gutter - longest_width([b.label for b in every], SIZE) - 6
+    y, boxes, colors, whiskers, caps, arrows, marks = 2.0, [], [], [], [], [], []
     edges = []
     for title, bars in groups:
-        canvas.text(2, y + HEADER / 2, title, 8.5, MUTED)
+        canvas.text(2, y + HEADER / 2, title, SIZE, MUTED)
         y += HEADER
         edges.append((y, y + BAR * len(bars)))
         longest = max(b.value for b in bars)
-        full = max(min(max(b.high for b in bars), 1.25 * longest), *(b.mark or 0.0 for b in bars)) or 1.0
+        full = max(min(max(b.high for b in bars), 1.6 * longest), *(b.mark or 0.0 for b in bars)) or 1.0
         for bar in bars:
             middle = y + BAR / 2
-            canvas.text(GUTTER - 5, middle, words.short(bar.name, 18), 8.5, ha="right")
-            boxes.append((GUTTER, y + 1, span * bar.value / full, BAR - 2))
+            canvas.text(gutter - 5, middle, words.short(bar.name, LONGEST_NAME), SIZE, ha="right")
+            boxes.append((gutter, y + 1, span * bar.value / full, BAR - 2))
             colors.append(looks[bar.name].color)
             if bar.high > bar.low:
-                whiskers.append(
-                    (GUTTER + span * bar.low / full, middle, GUTTER + span * min(bar.high / full, 1), middle)
-                )
+                low, high = gutter + span * bar.low / full, gutter + span * min(bar.high / full, 1)
+                whiskers.append((low, middle, high, middle))
+                caps.append((low, middle - 2.5, low, middle + 2.5))
+                if bar.high > full:
+                    arrows.append((high - 2, middle))
+                else:
+                    caps.append((high, middle - 2.5, high, middle + 2.5))
             if bar.mark is not None:
-                marks.append((GUTTER + span * bar.mark / full, middle))
-            canvas.text(GUTTER + span + 5, middle, bar.label, 8.5)
+                marks.append((gutter + span * bar.mark / full, middle))
+            canvas.text(gutter + span + 5, middle, bar.label, SIZE)
             y += BAR
         y += 5
-    canvas.lines([(GUTTER + span, top, GUTTER + span, bottom) for top, bottom in edges], GRID, 0.7)
+    canvas.lines([(gutter + span, top, gutter + span, bottom) for top, bottom in edges], GRID, 0.7)
     canvas.bars(boxes, colors)
     canvas.lines(whiskers, INK, 1.3)
-    caps = [(x, m - 2.5, x, m + 2.5) for x0, m, x1, _ in whiskers for x in (x0, x1)]
     canvas.lines(caps, INK, 1.3)
-    if marks:
-        canvas.curve([m[0] for m in marks], [m[1] for m in marks], "#ffffff", "D", linestyle="none", markersize=4.5)
-    canvas.lines([(GUTTER, top, GUTTER, bottom) for top, bottom in edges], INK, 0.8)
+    for points, color, marker in ((marks, "#ffffff", "D"), (arrows, INK, ">")):
+        if points:
+            xs, ys = ([p[axis] for p in points] for axis in (0, 1))
+            canvas.curve(xs, ys, color, marker, linestyle="none", markersize=4.5)
+    canvas.lines([(gutter, top, gutter, bottom) for top, bottom in edges], INK, 0.8)
     return canvas

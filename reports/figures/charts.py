@@ -11,14 +11,16 @@ from typing import Any
 
 from spikemark.reports import words
 from spikemark.reports.answers import Answer, timed
-from spikemark.reports.figures.canvas import GRID, INK, MUTED, Canvas, Scale
+from spikemark.reports.figures.canvas import GRID, INK, MUTED, WIDTH, Canvas, Scale, longest_width
 from spikemark.reports.figures.palette import Look
 from spikemark.reports.figures.picture import Picture
 from spikemark.reports.rows import Row
 
-WIDTH, HEIGHT = 388.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 10.0, 36.0
-LEGEND = 14.0
+HEIGHT = 236.0
+LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 10.0, 36.0
+LEGEND, SIZE = 14.0, 9.0
+BESIDE = 4.0
+"""Points between marks that would cover each other."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,16 @@ def frame(
     xs: Sequence[float], ys: Sequence[float], x: Axis, y: Axis, names: Sequence[str], looks: dict[str, Look]
 ) -> Plot:
     """Axes, grid, ticks and a legend of implementations above."""
-    columns = 3
+    labels = [words.short(name, 28) for name in names]
+    columns = max(int((WIDTH - LEFT) / (longest_width(labels, SIZE) + 20)), 1)
     lines = math.ceil(len(names) / columns)
     top = TOP + LEGEND * lines
     canvas = Canvas(WIDTH, HEIGHT + LEGEND * lines)
     bottom = canvas.height - BOTTOM
-    for n, name in enumerate(names):
+    for n, (name, label) in enumerate(zip(names, labels, strict=True)):
         at = (LEFT + (n % columns) * (WIDTH - LEFT) / columns + 6, TOP + (n // columns) * LEGEND)
         canvas.curve([at[0]], [at[1]], looks[name].color, looks[name].marker, linestyle="none")
-        canvas.text(at[0] + 8, at[1], words.short(name, 16), 8.5)
+        canvas.text(at[0] + 8, at[1], label, SIZE)
     plot = Plot(
         canvas,
         Scale(xs, LEFT, WIDTH - RIGHT, log=x.log),
@@ -62,16 +65,16 @@ def frame(
         bottom,
     )
     measured = sorted(set(xs))
-    x_ticks = measured if x.exact and len(measured) <= 6 else plot.x.ticks(5)
+    x_ticks = measured if x.exact and len(measured) <= 6 else plot.x.ticks(4)
     y_ticks = plot.y.ticks(6)
     grid = [(plot.x(t), top, plot.x(t), bottom) for t in x_ticks]
     grid += [(LEFT, plot.y(t), WIDTH - RIGHT, plot.y(t)) for t in y_ticks]
     canvas.lines(grid, GRID, 0.7)
     canvas.lines([(LEFT, top, LEFT, bottom), (LEFT, bottom, WIDTH - RIGHT, bottom)], INK, 0.8)
     for t in x_ticks:
-        canvas.text(plot.x(t), bottom + 9, x.write(t), 8.5, MUTED, ha="center")
+        canvas.text(plot.x(t), bottom + 9, x.write(t), SIZE, MUTED, ha="center")
     for t in y_ticks:
-        canvas.text(LEFT - 5, plot.y(t), y.write(t), 8.5, MUTED, ha="right")
+        canvas.text(LEFT - 5, plot.y(t), y.write(t), SIZE, MUTED, ha="right")
     canvas.text((LEFT + WIDTH - RIGHT) / 2, bottom + 25, x.title, 9, ha="center")
     canvas.text(7, (top + bottom) / 2, y.title, 9, ha="center", rotation=90)
     return plot
@@ -153,6 +156,7 @@ def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict
         lines.setdefault(row["implementation"], []).append(row)
     operator, first = words.short(rows[0]["operator"]), families[best][0]
     title = f"{operator} {words.clean(phase)}: time against {axis.title}"
+    several = len(useful) > 1
     crossings = break_even(lines) if variable == "rate" else []
     table = [
         [words.clean(name), axis.write(_value(r, variable)), *_time_and_interval(r)]
@@ -172,7 +176,7 @@ def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict
         ["implementation", axis.title, "time", "95 % interval"],
         table,
         lambda: _draw_sweep(lines, variable, axis, crossings, looks),
-        f"{', '.join(kept)}. Whisker: 95 % interval.{crossing_text}",
+        f"{', '.join(kept)}{': the longest series' if several else ''}. Whisker: 95 % interval.{crossing_text}",
         words.count(left, "more series", "more series") if left else "",
     )
 
@@ -193,23 +197,52 @@ def _draw_sweep(
     lines: dict[str, list[Row]], variable: str, axis: Axis, crossings: list[Crossing], looks: dict[str, Look]
 ) -> Canvas:
     every = [r for members in lines.values() for r in members]
-    plot = frame([_value(r, variable) for r in every], [r["median_s"] for r in every], axis, TIME, list(lines), looks)
-    for name, members in lines.items():
-        xs, ys = [plot.x(_value(r, variable)) for r in members], [plot.y(r["median_s"]) for r in members]
-        whiskers = [
-            (x, plot.y(low), x, plot.y(high))
-            for x, r in zip(xs, members, strict=True)
-            if (low := words.number(r["ci_low_s"])) is not None and (high := words.number(r["ci_high_s"])) is not None
-        ]
-        plot.canvas.lines(whiskers, looks[name].color, 1.0)
+    plot = frame([_value(r, variable) for r in every], time_span(every), axis, TIME, list(lines), looks)
+    for n, (name, members) in enumerate(lines.items()):
+        # Beside each other: at one x the whiskers of several implementations would cover each other.
+        aside = (n - (len(lines) - 1) / 2) * BESIDE
+        xs, ys = [plot.x(_value(r, variable)) + aside for r in members], [plot.y(r["median_s"]) for r in members]
+        for x, r in zip(xs, members, strict=True):
+            _whisker(plot, x, r, looks[name].color)
         middle = {x: [y for at, y in zip(xs, ys, strict=True) if at == x] for x in xs}
         plot.canvas.curve(list(middle), [sum(v) / len(v) for v in middle.values()], looks[name].color)
         plot.canvas.curve(xs, ys, looks[name].color, looks[name].marker, linestyle="none")
     for crossing in crossings:
         x = plot.x(crossing.x)
         plot.canvas.lines([(x, plot.y(plot.y.high), x, plot.bottom)], INK, 1.0, linestyles="dashed")
-        plot.canvas.text(x + 3, plot.bottom - 8, words.percent(crossing.x), 8.5)
+        plot.canvas.text(x + 3, plot.bottom - 8, words.percent(crossing.x), SIZE)
     return plot.canvas
+
+
+def time_span(rows: Sequence[Row]) -> list[float]:
+    """What a time axis must show: every median, and of the intervals what lies within ten times of the medians."""
+    medians = [r["median_s"] for r in rows]
+    least, most = min(medians) / 10, max(medians) * 10
+    ends = (words.number(r[name]) for r in rows for name in ("ci_low_s", "ci_high_s"))
+    return [*medians, *(min(max(end, least), most) for end in ends if end is not None)]
+
+
+def _whisker(plot: Plot, x: float, row: Row, color: str) -> None:
+    low, high = words.number(row["ci_low_s"]), words.number(row["ci_high_s"])
+    if low is not None and high is not None:
+        plot.canvas.lines([(x, plot.y(low), x, plot.y(high))], color, 1.0)
+
+
+def apart(points: Sequence[float]) -> list[float]:
+    """``points`` with those less than ``BESIDE`` from their neighbour moved aside, around where they were."""
+    order = sorted(range(len(points)), key=lambda i: points[i])
+    runs: list[list[int]] = []
+    for i in order:
+        if runs and points[i] - points[runs[-1][-1]] < BESIDE:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    out = list(points)
+    for run in runs:
+        middle = sum(points[i] for i in run) / len(run)
+        for place, i in enumerate(run):
+            out[i] = middle + (place - (len(run) - 1) / 2) * BESIDE if len(run) > 1 else points[i]
+    return out
 
 
 @dataclass(frozen=True)
@@ -268,8 +301,8 @@ def pareto(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterabl
             ["implementation", "time", "peak memory", "on the front"],
             table,
             functools.partial(_draw_pareto, points, front, looks),
-            f"{workload}, batch {answer.first['batch']}: the slowest comparison. Left and down is better; "
-            "the line joins what nothing beats in both.",
+            f"{workload}, batch {answer.first['batch']}{': the slowest comparison' if len(usable) > 1 else ''}. "
+            "Left and down is better; the line joins what nothing beats in both. Whisker: 95 % interval of the time.",
             words.count(len(usable) - 1, "other comparison") if len(usable) > 1 else "",
         )
 
@@ -291,13 +324,12 @@ def pareto_front(points: list[tuple[float, float]]) -> list[int]:
 def _draw_pareto(points: list[Row], front: list[int], looks: dict[str, Look]) -> Canvas:
     names = [r["implementation"] for r in points]
     sizes, times = [r["peak_bytes"] for r in points], [r["median_s"] for r in points]
-    plot = frame(sizes, times, Axis("peak memory above the baseline", tick_size), TIME, names, looks)
-    steps = [(plot.x(sizes[i]), plot.y(times[i])) for i in front]
+    plot = frame(sizes, time_span(points), Axis("peak memory of the call", tick_size), TIME, names, looks)
+    xs = apart([plot.x(size) for size in sizes])
+    steps = [(xs[i], plot.y(times[i])) for i in front]
     plot.canvas.curve([s[0] for s in steps], [s[1] for s in steps], MUTED, linestyle=":", linewidth=1.5)
-    for r, size, time in zip(points, sizes, times, strict=True):
-        x, look = plot.x(size), looks[r["implementation"]]
-        low, high = words.number(r["ci_low_s"]), words.number(r["ci_high_s"])
-        if low is not None and high is not None:
-            plot.canvas.lines([(x, plot.y(low), x, plot.y(high))], INK, 1.0)
+    for r, x, time in zip(points, xs, times, strict=True):
+        look = looks[r["implementation"]]
+        _whisker(plot, x, r, INK)
         plot.canvas.curve([x], [plot.y(time)], look.color, look.marker, linestyle="none", markersize=8)
     return plot.canvas

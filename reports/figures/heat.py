@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import matplotlib as mpl
+from spikemark.harness.environment import describe_differences
 from spikemark.reports import environments, words
-from spikemark.reports.answers import Answer, timed, varying
+from spikemark.reports.answers import Answer, time_ratio, timed, varying
 from spikemark.reports.figures.bars import comparison_name, spread
-from spikemark.reports.figures.canvas import MUTED, Canvas
+from spikemark.reports.figures.canvas import MUTED, Canvas, longest_width, text_width
 from spikemark.reports.figures.picture import Picture
 from spikemark.reports.rows import Report, Row
 
 MOST_ROWS, MOST_COLUMNS = 24, 9
-WIDTH, GUTTER, CELL, HEAD = 388.0, 178.0, 17.0, 58.0
+CELL, SIZE = 17.0, 8.5
+SLANT = math.radians(50)
 _FULL = math.log(16.0)
 """Ratios of 16 and more have the strongest colour."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A cell: a ratio, and how it is written with the digits that its interval allows."""
+
+    value: float
+    text: str
+
+
+Cell = Ratio | str
+"""A ratio, or the word for why there is none."""
 
 
 def heat_color(ratio: float) -> tuple[str, str]:
@@ -44,11 +59,14 @@ def pictures(section: str, found: list[Answer]) -> Iterable[Picture]:
     yield _picture("heat", f"heat-{operator}", section, title, columns, rows, note, left + more)
 
 
-def _gain(row: Row | None) -> float | str:
+def _gain(row: Row | None) -> Cell:
     if row is None:
         return ""
     gain = words.number(row["speedup"])
-    return gain if gain is not None and gain > 0 else row["status"]
+    if gain is None or gain <= 0:
+        return str(row["status"])
+    text = "1×" if row["baseline"] else words.factor(gain, row["speedup_low"], row["speedup_high"])
+    return Ratio(gain, text)
 
 
 def _picture(
@@ -57,19 +75,17 @@ def _picture(
     section: str,
     title: str,
     columns: list[str],
-    rows: list[tuple[str, list[float | str]]],
+    rows: list[tuple[str, list[Cell]]],
     note: str,
     left: int,
 ) -> Picture:
     shown = rows[:MOST_ROWS]
     left += len(rows) - len(shown)
-    numbers = [v for _, values in shown for v in values if isinstance(v, float)]
+    numbers = sorted((v for _, values in shown for v in values if isinstance(v, Ratio)), key=lambda v: v.value)
     alt = f"Heat map of {title}, {len(shown)} rows by {words.listed(columns, 9)}."
     if numbers:
-        alt += f" From {words.factor(min(numbers))} to {words.factor(max(numbers))}."
-    table = [
-        [label, *(words.factor(v) if isinstance(v, float) else v or "–" for v in values)] for label, values in shown
-    ]
+        alt += f" From {numbers[0].text} to {numbers[-1].text}."
+    table = [[label, *(v.text if isinstance(v, Ratio) else v or "–" for v in values)] for label, values in shown]
     return Picture(
         kind,
         name,
@@ -84,30 +100,33 @@ def _picture(
     )
 
 
-def draw(columns: list[str], rows: list[tuple[str, list[float | str]]]) -> Canvas:
-    """The grid with slanted column names."""
-    canvas = Canvas(WIDTH, HEAD + CELL * len(rows) + 4)
-    room = WIDTH - GUTTER - 34
-    width = min(room / len(columns), 64.0)
-    for n, name in enumerate(columns):
-        canvas.text(GUTTER + width * (n + 0.4), HEAD - 4, words.short(name, 15), 8.5,
-                    rotation=28, ha="left", va="bottom", rotation_mode="anchor")  # fmt: skip
+def draw(columns: list[str], rows: list[tuple[str, list[Cell]]]) -> Canvas:
+    """The grid with slanted column names; as wide as its texts need."""
+    names = [words.short(name, 28) for name in columns]
+    gutter = longest_width([label for label, _ in rows], SIZE) + 8
+    texts = [v.text if isinstance(v, Ratio) else v for _, values in rows for v in values]
+    width = min(max(longest_width(texts, SIZE) + 6, 30.0), 64.0)
+    head = longest_width(names, SIZE) * math.sin(SLANT) + 14
+    # The last names reach beyond their columns.
+    reach = max(width * (n + 0.4) + text_width(name, SIZE) * math.cos(SLANT) for n, name in enumerate(names))
+    canvas = Canvas(gutter + max(reach, width * len(names)) + 4, head + CELL * len(rows) + 4)
+    for n, name in enumerate(names):
+        canvas.text(gutter + width * (n + 0.4), head - 4, name, SIZE,
+                    rotation=math.degrees(SLANT), ha="left", va="bottom", rotation_mode="anchor")  # fmt: skip
     boxes, colors = [], []
     for m, (label, values) in enumerate(rows):
-        y = HEAD + m * CELL
-        canvas.text(GUTTER - 5, y + CELL / 2, words.short(label, 44), 8, ha="right")
+        y = head + m * CELL
+        canvas.text(gutter - 5, y + CELL / 2, label, SIZE, ha="right")
         for n, value in enumerate(values):
-            x = GUTTER + width * n
-            if isinstance(value, float):
-                cell, ink = heat_color(value)
+            x = gutter + width * n
+            if isinstance(value, Ratio):
+                cell, ink = heat_color(value.value)
                 boxes.append((x, y, width, CELL))
                 colors.append(cell)
-                canvas.text(
-                    x + width / 2, y + CELL / 2, words.factor(value), 8 if width > 30 else 6.5, ink, ha="center"
-                )
+                canvas.text(x + width / 2, y + CELL / 2, value.text, SIZE, ink, ha="center")
             elif value:
-                short = value if width > 50 else value[:5]
-                canvas.text(x + width / 2, y + CELL / 2, short, 6.5, MUTED, ha="center")
+                small = min(SIZE, SIZE * (width - 2) / text_width(value, SIZE))
+                canvas.text(x + width / 2, y + CELL / 2, value, small, MUTED, ha="center")
     if boxes:
         canvas.bars(boxes, colors)
     return canvas
@@ -149,13 +168,15 @@ def _ratio(
     all_rows = [under[k] for k in shared]
     names = varying(all_rows)
     columns = list(dict.fromkeys(k[-1] for k in shared))[:MOST_COLUMNS]
-    grid: dict[tuple[str, ...], dict[str, float]] = {}
+    grid: dict[tuple[str, ...], dict[str, Ratio]] = {}
     for key in shared:
-        grid.setdefault(key[:-1], {})[key[-1]] = over[key]["median_s"] / under[key]["median_s"]
-    rows = []
+        grid.setdefault(key[:-1], {})[key[-1]] = Ratio(
+            over[key]["median_s"] / under[key]["median_s"], words.factor(*time_ratio(over[key], under[key]))
+        )
+    rows: list[tuple[str, list[Cell]]] = []
     for group, ratios in grid.items():
         row = next(under[k] for k in shared if k[:-1] == group)
-        label = f"{words.short(row['operator'], 12)} {comparison_name(Answer([row]), names)}"
+        label = f"{words.short(row['operator'], 19)} {comparison_name(Answer([row]), names)}"
         rows.append((label, [ratios.get(c, "") for c in columns]))
     note = f"Time on {titles[1]} divided by time on {titles[0]}: above 1 (purple) {titles[0]} is faster."
     name = f"devices-{a[0]}-{a[1]}-{b[0]}-{b[1]}"
@@ -168,8 +189,19 @@ def refused_pairs(report: Report) -> list[str]:
     out = []
     for i, (a, one) in enumerate(places):
         for b, other in places[i + 1 :]:
-            fields = environments.software_differences(one, other)
-            if fields:
+            found = environments.software_differences(one, other)
+            if found:
                 titles = [words.short(environments.title(report, *p), 40) for p in (a, b)]
-                out.append(f"{titles[0]} and {titles[1]} are not compared: {words.listed(fields)} differ.")
+                differ = "differs" if len(found) == 1 else "differ"
+                fields = words.listed([words.short(describe_differences([f]), 120) for f in found])
+                out.append(f"{titles[0]} and {titles[1]} are not compared: {fields} {differ}.")
     return out
+
+
+def why_not(report: Report, wanted: tuple[str, str]) -> str:
+    """Why two devices' times are not divided, in one line; empty if some are."""
+    if any(True for _ in device_pictures(report, wanted)):
+        return ""
+    of_these = [f"{a} and {b} are not compared" for a, b in (wanted, wanted[::-1])]
+    reasons = [line for line in refused_pairs(report) if any(o in line for o in of_these)]
+    return reasons[0] if reasons else f"{wanted[0]} and {wanted[1]} have no timed case in common."

@@ -1,8 +1,8 @@
 """One colour, marker and hatch for an implementation everywhere, told apart by colour-blind readers too.
 
 Okabe and Ito's palette, then Tol's muted one. Names that Spikemark ships have fixed colours, so two reports agree;
-other names get what is left, in alphabetical order. A layer's implementation is a pair (``native+aten``); pairs never
-meet single names in one picture, so they may have any colour.
+other names get what is left, in alphabetical order. A layer's implementation is a pair (``native+aten``) and has its
+neuron's colour where that tells the pairs apart; pairs never share a scale with single names.
 """
 
 from __future__ import annotations
@@ -34,6 +34,19 @@ KNOWN = {
     "native_event": SKY,
     "native_auto": BLUE,
     "cupy_event": WINE,
+    "torch_eager+torch_autograd": GREY,
+    "torch_eager+aten": RED,
+    "torch_vectorized+aten": ORANGE,
+    "torch_compile+aten": GREEN,
+    "native+aten": BLUE,
+    "native_compact+aten": PINK,
+    "native_compact+native_event": SKY,
+    "native_compact+native_auto": INDIGO,
+    "cupy_raw+aten": TEAL,
+    "cupy_vectorized+aten": YELLOW,
+    "cupy_compact+aten": WINE,
+    "cupy_compact+cupy_event": OLIVE,
+    "triton_fused+aten": PURPLE,
 }
 OTHERS = (BLUE, ORANGE, GREEN, RED, PINK, SKY, YELLOW, WINE, INDIGO, TEAL, OLIVE, PURPLE)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
@@ -50,8 +63,10 @@ class Look:
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """A look for each implementation of a report."""
     ordered = sorted(set(names), key=lambda n: (n not in KNOWN, list(KNOWN).index(n) if n in KNOWN else 0, n))
-    taken = {KNOWN[n] for n in ordered if n in KNOWN}
-    pools = {False: [c for c in OTHERS if c not in taken] or list(OTHERS), True: list(OTHERS)}
+    pools = {}
+    for pair in (False, True):
+        taken = {KNOWN[n] for n in ordered if n in KNOWN and ("+" in n) is pair}
+        pools[pair] = [c for c in OTHERS if c not in taken] or list(OTHERS)
     used = {False: 0, True: 0}
     out = {}
     for index, name in enumerate(ordered):

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 from spikemark.reports import words
 from spikemark.reports.answers import Answer, timed
-from spikemark.reports.figures.canvas import GRID, INK, MUTED, Canvas, Scale
+from spikemark.reports.figures.canvas import GRID, INK, MUTED, WIDTH, Canvas, Scale, longest_width
 from spikemark.reports.figures.charts import tick_percent, tick_seconds
 from spikemark.reports.figures.palette import Look
 from spikemark.reports.figures.picture import Picture
 from spikemark.reports.rows import Row
 
-WIDTH, GUTTER, ROW = 388.0, 118.0, 11.0
+ROW, SIZE = 11.5, 9.0
 MOST_DOTS = 60
 """Dots in one strip; more only cover each other. Their ranks are evenly spread, so the shape stays."""
 MOST_STRIPS = 24
@@ -57,17 +57,19 @@ def samples(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterab
 
 def _draw_samples(strips: list[tuple[str, str, np.ndarray]], looks: dict[str, Look]) -> Canvas:
     canvas = Canvas(WIDTH, ROW * len(strips) + 34)
-    scale = Scale([x for _, _, v in strips for x in (v[0], v[-1])], GUTTER, WIDTH - 14, log=True)
+    labels = longest_width([label for _, label, _ in strips], 8)
+    gutter = longest_width([words.short(name, 28) for name, _, _ in strips], SIZE) + labels + 12
+    scale = Scale([x for _, _, v in strips for x in (v[0], v[-1])], gutter, WIDTH - 18, log=True)
     bottom = ROW * len(strips) + 6
-    ticks = scale.ticks(4)
+    ticks = scale.ticks(3 if gutter < 150 else 2)
     canvas.lines([(scale(t), 2, scale(t), bottom) for t in ticks], GRID, 0.7)
     middles, last = [], ""
     for n, (name, label, values) in enumerate(strips):
         y = 4 + ROW * (n + 0.5)
         if name != last:
-            canvas.text(2, y, words.short(name, 15), 8.5)
+            canvas.text(2, y, words.short(name, 28), SIZE)
         last = name
-        canvas.text(GUTTER - 5, y, label, 7.5, MUTED, ha="right")
+        canvas.text(gutter - 5, y, label, 8, MUTED, ha="right")
         if values.size > MOST_DOTS:
             middle = float(np.median(values))
             values = values[np.linspace(0, values.size - 1, MOST_DOTS).round().astype(int)]
@@ -78,8 +80,8 @@ def _draw_samples(strips: list[tuple[str, str, np.ndarray]], looks: dict[str, Lo
         middles.append((scale(middle), y - 4.5, scale(middle), y + 4.5))
     canvas.lines(middles, INK, 1.6)
     for t in ticks:
-        canvas.text(scale(t), bottom + 8, tick_seconds(t), 8.5, MUTED, ha="center")
-    canvas.text((GUTTER + WIDTH) / 2, bottom + 21, "time", 9, ha="center")
+        canvas.text(scale(t), bottom + 8, tick_seconds(t), SIZE, MUTED, ha="center")
+    canvas.text((gutter + WIDTH) / 2, bottom + 21, "time", 9, ha="center")
     return canvas
 
 
@@ -105,7 +107,7 @@ def roofline(section: str, rows: list[Row], looks: dict[str, Look]) -> Iterable[
     top = max(strips, key=lambda key: max(p[0] for p in strips[key]))
     yield Picture(
         "roofline",
-        f"roofline-{words.clean(section)}",
+        "roofline",
         section,
         "Share of the roofline",
         "Dots of each implementation’s share of the measured copy bandwidth, one dot a workload. "
@@ -124,22 +126,23 @@ def _draw_roofline(shown: list[tuple[tuple[str, str, str], list[tuple[float, Row
     height = ROW * len(shown) + 15 * heads + 36
     canvas = Canvas(WIDTH, height)
     shares = [p[0] for _, points in shown for p in points]
-    scale = Scale([*shares, 1.0], GUTTER, WIDTH - 14, log=True)
+    gutter = longest_width([words.short(name, 28) for (_, _, name), _ in shown], SIZE) + 6
+    scale = Scale([*shares, 1.0], gutter, WIDTH - 18, log=True)
     bottom = height - 30
-    ticks = scale.ticks(5)
+    ticks = scale.ticks(4)
     canvas.lines([(scale(t), 2, scale(t), bottom) for t in ticks], GRID, 0.7)
     canvas.lines([(scale(1.0), 2, scale(1.0), bottom)], INK, 1.1, linestyles="dashed")
     y, last = 3.0, ("", "")
     for (operator, phase, name), points in shown:
         if (operator, phase) != last:
             last = (operator, phase)
-            canvas.text(2, y + 8, f"{words.short(operator, 26)} {words.clean(phase)}", 8.5, MUTED)
+            canvas.text(2, y + 8, f"{words.short(operator, 26)} {words.clean(phase)}", SIZE, MUTED)
             y += 15
-        canvas.text(GUTTER - 5, y + ROW / 2, words.short(name, 18), 8.5, ha="right")
+        canvas.text(gutter - 5, y + ROW / 2, words.short(name, 28), SIZE, ha="right")
         xs = [scale(p[0]) for p in points[:MOST_DOTS]]
         canvas.curve(xs, [y + ROW / 2] * len(xs), looks[name].color, looks[name].marker, linestyle="none", markersize=5)
         y += ROW
     for t in ticks:
-        canvas.text(scale(t), bottom + 8, tick_percent(t), 8.5, MUTED, ha="center")
-    canvas.text((GUTTER + WIDTH) / 2, bottom + 21, "share of the copy bandwidth", 9, ha="center")
+        canvas.text(scale(t), bottom + 8, tick_percent(t), SIZE, MUTED, ha="center")
+    canvas.text((gutter + WIDTH) / 2, bottom + 21, "share of the copy bandwidth", 9, ha="center")
     return canvas

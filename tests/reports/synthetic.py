@@ -60,9 +60,15 @@ def environment(
         "cpu": {"model": machine, "cores": 4, "governor": "performance", "caches": {"L2": 1048576}, "load": 0.1},
         "gpu": {"name": machine, "driver": "570.1"} if kind == "cuda" else None,
         "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6"},
-        "switches": {"tf32": False, "deterministic": False},
+        "switches": {"tf32": False, "deterministic": False, "variables": _variables(device)},
         "project": {"commit": "0123456", "dirty": False},
     } | more
+
+
+def _variables(device: str) -> dict[str, str]:
+    """What a run sets for ``cpu:N``, and for no other device."""
+    threads = device.partition("cpu:")[2]
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads} if threads else {}
 
 
 def problem(workload: str, shape: tuple[int, ...], time_steps: int, batch: int, rate: float) -> Problem:

@@ -98,7 +98,35 @@ def test_every_failure_is_warned_of(everyday: Path) -> None:
 
 def test_what_was_planned_and_not_measured_is_said(tmp_path: Path) -> None:
     texts = " ".join(w.text for w in warnings(run(tmp_path / "a", planned=9, unmeasured=["x"] * 5, interrupted=True)))
-    assert "5 planned cases not measured" in texts and "interrupted" in texts
+    assert "5 planned cases not measured" in texts and "Interrupted before" in texts
+
+
+def test_what_holds_for_several_runs_is_said_once(tmp_path: Path) -> None:
+    busy = synthetic.environment(cpu={"model": "X", "cores": 4, "load": 3.5})
+    busier = synthetic.environment(cpu={"model": "X", "cores": 4, "load": 7.25})
+    records = [synthetic.record(c, 0) for c in synthetic.cases(workloads=ONE, batches=(8,))]
+    one = synthetic.write(tmp_path / "one", records, passes=1, environments={"cpu": busy})
+    two = synthetic.write(tmp_path / "two", records, passes=1, environments={"cpu": busier})
+    texts = [w.text for w in warnings(read([one, two]))]
+    assert sum("no self-test" in t for t in texts) == 1 and any(
+        t.startswith("Runs one and two: no self") for t in texts
+    )
+    assert [t for t in texts if "busy" in t] == [
+        "The machine was busy before the run began (two · cpu: load 7.2 on 4 cores; 1 other)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "under", "wanted"),
+    [
+        ((6.0, 4.0, 9.0), (2.0, 1.0, 3.0), (3.0, 4 / 3, 9.0)),
+        ((6.0, None, None), (2.0, 1.0, 3.0), (3.0, None, None)),
+        ((6.0, 4.0, 9.0), (2.0, 0.0, 3.0), (3.0, None, None)),
+    ],
+)
+def test_a_ratio_of_times_has_the_widest_interval(over: Any, under: Any, wanted: Any) -> None:
+    rows = [dict(zip(("median_s", "ci_low_s", "ci_high_s"), times, strict=True)) for times in (over, under)]
+    assert answers.time_ratio(*rows) == wanted
 
 
 def _two_runs(tmp_path: Path, **second: Any) -> Report:
@@ -140,7 +168,12 @@ def test_only_devices_under_one_software_are_divided() -> None:
     one, other = synthetic.environment(), synthetic.environment("cpu:1", threads=1)
     assert environments.software_differences(one, other) == []
     newer = synthetic.environment("cpu:1", versions={"torch": "2.14.0"}, project={"commit": "fff", "dirty": False})
-    assert environments.software_differences(one, newer) == ["versions.torch", "project.commit"]
+    assert [f[0] for f in environments.software_differences(one, newer)] == ["versions.torch", "project.commit"]
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    assert other["switches"]["variables"] == threads and one["switches"]["variables"] == {}
+    other["switches"]["variables"] = threads | {"MKL_CBWR": "AVX2"}
+    ((name, here, there),) = environments.software_differences(one, other)
+    assert (name, here, there) == ("switches.variables", {}, {"MKL_CBWR": "AVX2"})
     assert environments.identity(one) == environments.identity(synthetic.environment(cpu=one["cpu"] | {"load": 9.0}))
     assert environments.identity(one) != environments.identity(other)
 
@@ -150,4 +183,4 @@ def _flatten_keys() -> Iterator[str]:
 
 
 def test_nested_fields_are_dotted() -> None:
-    assert list(_flatten_keys()) == ["a.b", "a.c", "d"]
+    assert list(_flatten_keys()) == ["a.b", "d"]

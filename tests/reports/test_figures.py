@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import synthetic
-from spikemark.reports import answers, figures, words
-from spikemark.reports.figures import charts, heat, palette
+from spikemark.harness.errors import UsageError
+from spikemark.harness.records import STATUSES, Case
+from spikemark.reports import answers, cli, figures, words
+from spikemark.reports.figures import bars, charts, heat, palette
 from spikemark.reports.figures.canvas import Canvas, Scale, StyleSheet
 from spikemark.reports.figures.picture import Picture
-from spikemark.reports.rows import Report, read
+from spikemark.reports.rows import Report, Row, read
 
 
 def drawn(report: Report, kind: str) -> list[Picture]:
@@ -100,7 +103,20 @@ def test_devices_are_divided_right_and_only_under_one_software(tmp_path: Path, r
     two = synthetic.write(tmp_path / "two", every, passes=1, environments={"cpu": newer})
     both = read([one, two])
     assert drawn(both, "devices") == []
-    assert heat.refused_pairs(both) == ["one · cpu and two · cpu are not compared: versions.torch differ."]
+    assert heat.refused_pairs(both) == [
+        "one · cpu and two · cpu are not compared: versions.torch (2.13.0 and 2.14.0) differs."
+    ]
+
+
+def test_why_chosen_devices_are_not_divided_is_said(tmp_path: Path, report: Report) -> None:
+    assert heat.why_not(report, ("cpu:1", "cpu")) == ""
+    every = [synthetic.record(c, 0) for c in synthetic.cases(("cpu", "cpu:1"), {"a": ((8, 8, 8), 5)})]
+    newer = synthetic.environment("cpu:1", threads=1, versions={"torch": "2.14.0"})
+    run = synthetic.write(tmp_path / "r", every, environments={"cpu": synthetic.environment(), "cpu:1": newer})
+    wanted = "cpu and cpu:1 are not compared: versions.torch (2.13.0 and 2.14.0) differs."
+    assert heat.why_not(read([run]), ("cpu:1", "cpu")) == wanted
+    with pytest.raises(UsageError, match=r"no ratio of two devices: cpu and cpu:1 are not compared"):
+        cli.report([run], tmp_path / "x.html", devices=["cpu", "cpu:1"])
 
 
 def test_two_chosen_devices_and_their_order(report: Report) -> None:
@@ -133,6 +149,69 @@ def test_implementations_have_colours_of_their_own_everywhere() -> None:
     assert len({(v.color, v.marker) for v in many.values()}) > 11
 
 
+def test_heat_cells_have_the_digits_that_their_intervals_allow(report: Report) -> None:
+    picture = drawn(report, "heat")[0]
+    allowed = {words.factor(r["speedup"], r["speedup_low"], r["speedup_high"]) for r in report.rows if r["speedup"]}
+    cells = {c for row in picture.table for c in row[1:]}
+    assert cells - {"1×", "–", *STATUSES} <= allowed and len(cells & allowed) > 10
+    assert cells - {"–"} <= set(texts(picture))
+
+
+def test_no_name_of_a_layers_pair_is_cut(tmp_path: Path) -> None:
+    names = ("torch_eager+torch_autograd", "native_compact+native_event")
+    cases = [replace(c, implementation=n) for n in names for c in _one_operator(tmp_path) if c.phase == "forward"]
+    records = [
+        synthetic.record(c, p, details={"baseline": c.implementation == names[0]}) for c in cases for p in (0, 1)
+    ]
+    run = read([synthetic.write(tmp_path / "r", records)])
+    for kind in ("speed", "memory", "heat", "pareto", "samples", "roofline"):
+        (picture,) = drawn(run, kind)
+        assert set(names) <= set(texts(picture)), kind
+
+
+def _one_operator(tmp_path: Path) -> list[Case]:
+    layers = {"a": ((8, 8, 8), 5), "b": ((16, 8, 8), 5)}
+    every = synthetic.cases(workloads=layers, operators=("srm_neuron",), batches=(1,))
+    return [c for c in every if c.implementation == "torch_eager"]
+
+
+def test_bars_that_go_on_end_in_an_arrow_and_others_in_a_cap() -> None:
+    looks = palette.looks(["a", "b"])
+    within = [bars.Bar("a", 1.0, 0.9, 1.5, "1 s"), bars.Bar("b", 0.5, 0.4, 0.6, "0.5 s")]
+    beyond = [bars.Bar("a", 1.0, 0.9, 9.0, "1 s"), bars.Bar("b", 0.5, 0.4, 0.6, "0.5 s")]
+    drawings = [bars.draw([("g", group)], looks).svg(StyleSheet(), "p") for group in (within, beyond)]
+    assert drawings[0].count("<use") == 0 and drawings[1].count("<use") == 1
+
+
+def test_the_memory_pictures_table_says_what_its_diamonds_show(report: Report) -> None:
+    picture = drawn(report, "memory")[0]
+    assert picture.header[-1] == "saved for backward"
+    saved = {words.size(r["saved_bytes"]) for r in report.rows if r["status"] == "ok"}
+    assert {row[-1] for row in picture.table} <= saved
+
+
+def test_time_axes_show_whole_intervals_but_no_absurd_ones() -> None:
+    def row(median: float, low: float | None, high: float | None) -> Row:
+        return {"median_s": median, "ci_low_s": low, "ci_high_s": high}
+
+    assert charts.time_span([row(1.0, 0.5, 2.0), row(4.0, None, None)]) == [1.0, 4.0, 0.5, 2.0]
+    assert charts.time_span([row(1.0, 1e-9, 1e9)]) == [1.0, 0.1, 10.0]
+
+
+def test_marks_that_would_cover_each_other_stand_apart() -> None:
+    assert charts.apart([10.0, 50.0, 90.0]) == [10.0, 50.0, 90.0]
+    moved = charts.apart([50.0, 10.0, 51.0, 50.0])
+    assert moved[1] == 10.0 and sorted(moved)[1:] == pytest.approx([50.333 - 4, 50.333, 50.333 + 4], abs=0.01)
+    assert moved[0] < moved[3] < moved[2]
+
+
+@pytest.mark.parametrize("span", [(3e-4, 0.05), (40e-3, 85e-3), (0.9e-3, 1.1e-3), (1e-9, 1e3), (2e-3, 3.1e-3)])
+@pytest.mark.parametrize("wanted", [2, 4, 6])
+def test_a_log_axis_has_at_least_three_ticks(span: tuple[float, float], wanted: int) -> None:
+    ticks = Scale(span, 0, 100, log=True).ticks(wanted)
+    assert min(wanted, 3) <= len(ticks) <= wanted + 1 and ticks == sorted(ticks)
+
+
 def test_shipped_rivals_never_share_a_colour() -> None:
     cpu = ["torch_eager", "torch_vectorized", "torch_compile", "native", "native_compact"]
     cuda = [
@@ -154,7 +233,9 @@ def test_shipped_rivals_never_share_a_colour() -> None:
         "cudnn_frontend",
         "cupy_event",
     ]
-    for rivals in (cpu, cuda, conv, conv_cuda):
+    pairs = [n for n in palette.KNOWN if "+" in n]
+    assert len(pairs) == 13
+    for rivals in (cpu, cuda, conv, conv_cuda, pairs):
         assert len({palette.KNOWN[n] for n in rivals}) == len(rivals)
 
 

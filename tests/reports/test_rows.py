@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import synthetic
 from spikemark import reports
 from spikemark.harness.errors import UsageError
 from spikemark.harness.records import COLUMNS
+from spikemark.kernels.types import Recording
 from spikemark.reports.rows import command, order, read
 
 
@@ -67,13 +69,30 @@ def test_rows_come_sorted_for_reading_whatever_the_order_of_measuring(tmp_path: 
 
 def test_the_command_survives_the_shell() -> None:
     case = next(synthetic.cases(workloads={"$(touch x) it's": ((4, 8, 8), 5)}, rates=(0.05,)))
-    words = shlex.split(command(case, 7, ["--plugin", "my file.py"]))
+    words = shlex.split(command(case, 7, ["run", "--plugin", "my file.py"]))
     assert words[:2] == ["spikemark", "run"] and words[words.index("--workload") + 1] == "$(touch x) it's"
     assert words[words.index("--spike-rate") + 1] == "0.05" and words[-4:] == ["--seed", "7", "--plugin", "my file.py"]
 
 
 def test_the_command_carries_what_the_run_was_given(tmp_path: Path) -> None:
     records = [synthetic.record(c, 0) for c in list(synthetic.cases())[:1]]
-    arguments = ["run", "--spikes", "mine.npz", "--time-axis=2", "--preset", "quick"]
+    own = replace(records[0].case.problem, workload="recording:mine/conv", recording=Recording("mine.npz", 2))
+    records.append(synthetic.record(replace(records[0].case, problem=own), 0))
+    arguments = ["run", "--spikes", "mine.npz", "--time-axis=2", "--plugin=p.py", "--workload-file", "w.toml"]
     run = synthetic.write(tmp_path / "r", records, passes=1, arguments=arguments)
-    assert read([run]).rows[0]["command"].endswith("--seed 7 --spikes mine.npz --time-axis=2")
+    built_in, recorded = (row["command"] for row in read([run]).rows)
+    assert built_in.endswith("--batch 1 --spike-rate 0.1 --seed 7 --plugin=p.py --workload-file w.toml")
+    tail = "float32 --seed 7 --spikes mine.npz --time-axis=2 --plugin=p.py --workload-file w.toml"
+    assert recorded.endswith(tail)
+
+
+def test_the_command_asks_for_the_very_rate_that_was_measured() -> None:
+    case = next(synthetic.cases(rates=(1 / 3,)))
+    words = shlex.split(command(case, 0, []))
+    assert float(words[words.index("--spike-rate") + 1]) == 1 / 3
+
+
+def test_a_share_is_as_sharp_as_the_time_it_comes_from(everyday: Path) -> None:
+    row = next(r for r in read([everyday]).rows if r["roofline"])
+    for share, time in (("roofline_low", "ci_high_s"), ("roofline_high", "ci_low_s")):
+        assert row[share] * row[time] == pytest.approx(row["roofline"] * row["median_s"])
