@@ -268,6 +268,7 @@ def merge(traces: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
         first = int(traces[0][1].get("baseTimeNanoseconds") or 0)
         shift = (base - first) * 1e-3
         processes: dict[Any, int] = {}
+        devices = {e.get("pid") for e in data["traceEvents"] if e.get("cat") in ON_DEVICE}
         for event in data["traceEvents"]:
             pid = processes.setdefault(event.get("pid"), (number + 1) * 1000 + len(processes))
             moved = event | {"pid": pid}
@@ -276,8 +277,8 @@ def merge(traces: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             if "id" in event:  # ends of arrows: unique in their own file only
                 moved["id"] = f"{number}.{event['id']}"
             if event.get("ph") == "M" and event.get("name") == "process_name":
-                gpu = isinstance(event.get("pid"), int) and event["pid"] < 64
-                moved["args"] = {"name": f"{title} (GPU {event['pid']})" if gpu else title}
+                gpu = f" (GPU {event['pid']})" if event.get("pid") in devices else ""
+                moved["args"] = {"name": title + gpu}
             elif event.get("ph") == "M" and event.get("name") == "process_sort_index":
                 moved["args"] = {"sort_index": pid}
             events.append(moved)
