@@ -255,3 +255,10 @@ def test_no_generated_neuron_is_near_the_threshold(params, dtype):
     margin = 32 * torch.finfo(torch.float32).eps * torch.maximum(want["u"].abs(), want["peak"]).clamp(min=1.0)
     assert ((want["u"] - params.v_th).abs() > margin).all()
     assert want["spikes"].mean() == pytest.approx(0.35, rel=0.1)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, (3,)), (2, 0, (3,)), (2, 4, (0, 2))])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_empty_problems_go_through_the_gate(sizes, phase):
+    verdict = gate(phase, lambda o: o, case=problem(*sizes))
+    assert verdict.ok and verdict.checked == 0
