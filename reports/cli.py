@@ -47,7 +47,7 @@ def _write(
     first = loaded.runs[0].path
     if form == "html":
         path = Path(output or first / "report.html")
-        html.save(path, html.page(loaded, pair))
+        html.save(path, html.page(loaded, pair, path.parent))
         written.append(path)
     elif form == "parquet":
         path = Path(output or first / "results.parquet")

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from spikemark.harness.records import OK
 from spikemark.harness.runfolder import StorageError
 from spikemark.harness.statistics import RUN_MARGIN
-from spikemark.reports import answers, environments, table_data, words
+from spikemark.reports import answers, environments, table_data, traces, words
 from spikemark.reports.answers import Answer, Section
 from spikemark.reports.rows import Report, Row, read
 from spikemark.reports.warnings import warnings
@@ -43,7 +43,7 @@ def write(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     with keeping():
         report = read(list(runs))
         path = report.runs[0].path / "report.html" if out is None else Path(out)
-        save(path, page(report))
+        save(path, page(report, folder=path.parent))
     return path
 
 
@@ -70,14 +70,18 @@ def save(path: Path, text: str) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def page(report: Report, devices: tuple[str, str] | None = None) -> str:
-    """The whole page as text. ``devices`` names the two devices whose times are divided."""
+def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | None = None) -> str:
+    """The whole page as text. ``devices`` names the two devices whose times are divided.
+
+    ``folder`` is where the page will lie (default: the first run's folder); links to trace files are relative to it.
+    """
     from spikemark import __version__
     from spikemark.reports import figures
     from spikemark.reports.figures import heat
     from spikemark.reports.figures.canvas import StyleSheet
 
     found = answers.answers(report)
+    traced = traces.collect(report, folder)
     several = len({(r["run_index"], r["environment"]) for r in report.rows}) > 1
     sections = answers.sections(report, found, lambda i, key: environments.title(report, i, key) if several else "")
     sections = [s for s in sections if any(a.winner for a in s.answers)]
@@ -87,6 +91,7 @@ def page(report: Report, devices: tuple[str, str] | None = None) -> str:
     sheet = StyleSheet()
     groups = _picture_groups(drawn, sheet)
     css = (ASSETS / "report.css").read_text(encoding="utf-8") + sheet.css()
+    css += traces.CSS if traced.entries or traced.damaged else ""
     css += "".join(f".{keys[name]}{{background:{look.color}}}" for name, look in styles.items())
     script = (ASSETS / "report.js").read_text(encoding="utf-8")
     columns = table_data.columns(report)
@@ -120,6 +125,7 @@ def page(report: Report, devices: tuple[str, str] | None = None) -> str:
         left_out=words.count(len(left), "more picture") if left else "",
         refused=heat.refused_pairs(report),
         common=[(title, words.short(value, 60)) for title, value in table_data.common(columns)],
+        traces=traced,
         failed=_failures(report)[:MOST_FAILURES],
         failed_more=_more(len(_failures(report)) - MOST_FAILURES, "kind of failure", "kinds of failure"),
         runs=[_run(report, i) for i in range(len(report.runs))],

@@ -173,6 +173,7 @@ def _detail(row: Row, environment: int | None, most: int) -> dict[str, Any]:
         "environment": environment,
         "samples": _samples(row, most),
         "facts": [[title, pairs] for title, pairs in _facts(row) if pairs],
+        "traces": row.get("traces", []),
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -130,6 +131,9 @@ def _parse(data: dict[str, Any]) -> TraceSummary:
         names = [str(name) for name in timeline["names"]]
         if any(not 0 <= span[2] < len(names) for _, spans in lanes for span in spans):
             raise ValueError("a span has no name")
+        numbers = [value for _, spans in lanes for span in spans for value in span[:2]]
+        if not all(math.isfinite(value) for value in [*numbers, *(v for point in memory for v in point)]):
+            raise ValueError("a time or size in the timeline is no number")
         out.timeline = Timeline(float(timeline["span_s"]), names, lanes, int(timeline["left_out"]), memory)
     for name in ("tool", "key", "title", "status", "reason", "unit"):
         if not isinstance(getattr(out, name), str):

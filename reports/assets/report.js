@@ -202,6 +202,10 @@
       for (const [k, v] of pairs) list.append(make("dt", {}, name(k)), make("dd", {}, name(v)));
       boxes.append(make("div", {}, make("h4", {}, title), list));
     }
+    if (found.traces.length) {
+      const links = found.traces.map(([title, href]) => make("p", {}, make("a", { href }, title)));
+      boxes.append(make("div", {}, make("h4", {}, "Why: traces"), ...links));
+    }
     const where = data.environments[found.environment];
     if (where) boxes.append(make("div", {}, make("h4", {}, "Environment"), name(where)));
     inside.append(boxes);
@@ -272,6 +276,9 @@
   const fill = () => { if (drawn < order.length && nearEnd()) { grow(STEP); requestAnimationFrame(fill); } };
   frame.addEventListener("scroll", fill, { passive: true });
   addEventListener("resize", fill);
+  const openTrace = () => { const at = byId(location.hash.slice(1)); if (at && at.tagName === "DETAILS") at.open = true; };
+  addEventListener("hashchange", openTrace);
+  openTrace();
   addEventListener("hashchange", () => { if (readHash()) { update(); byId("cases").scrollIntoView(); } });
   addEventListener("beforeprint", () => grow(Math.max(0, 1000 - drawn)));
   const linked = readHash();

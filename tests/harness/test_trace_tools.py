@@ -89,6 +89,19 @@ def test_on_cuda_nsys_listens_to_the_profiler_api(case: Case) -> None:
     assert not any(word.startswith("--nvtx-capture") for word in command)
 
 
+def test_ncus_commands_as_text(case: Case) -> None:
+    settings = {"tool": "ncu", "program": "ncu", "limit_s": 1, "metrics": ["a.sum", "b.avg"]}
+    collect, back = driver.commands(case, settings, Path("traces"), Path("PLAN"))
+    words = " ".join(collect)
+    assert words.startswith("ncu --nvtx --nvtx-include spikemark@capture --metrics a.sum,b.avg --target-processes all ")
+    assert " --export traces/clamped_sign_forward_" in words and words.endswith("spikemark.harness.trace.target PLAN")
+    assert (
+        back[0] == "ncu"
+        and back[2].endswith(".ncu-rep")
+        and back[3:] == ["--csv", "--page", "raw", "--print-units", "base"]
+    )
+
+
 @pytest.mark.parametrize("fake", ["ncu"], indirect=True)
 def test_ncu_filters_by_nvtx_and_its_table_is_read(fake: Fake, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "package", lambda: False)
