@@ -17,7 +17,16 @@ from spikemark.reports.words import number
 MOST_TRACES = 60
 MOST_DRAWN = 300
 TOOLS = {"torch": "torch.profiler", "nsys": "Nsight Systems", "ncu": "Nsight Compute"}
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#882255", "#999933")
+COLOURS = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#d55e00",
+    "#56b4e9",
+    "#882255",
+    "#8c8c8c",
+)  # the last: all others
 WIDTH, LANE, LEFT, MEMORY = 900, 18, 120, 60
 CSS = (
     ".timeline svg{display:block;width:100%;height:auto}.timeline text{font-size:11px;fill:var(--ink)}"
@@ -102,7 +111,7 @@ def _entry(one: TraceSummary, anchor: str, folder: Path, base: Path, has_row: bo
 def _others(one: TraceSummary) -> list[tuple[str, list[dict[str, Any]]]]:
     return [
         ("Copies", one.copies),
-        ("In no measured call", one.outside),
+        ("In no measured call" if one.key else "In no NVTX range", one.outside),
         ("NVTX ranges", one.ranges),
     ]
 
@@ -199,6 +208,7 @@ def _picture(timeline: Timeline) -> Markup:
     scale = (WIDTH - LEFT - 8) / span
     shortest = sorted((s[1] for _, spans in timeline.lanes for s in spans), reverse=True)[:MOST_DRAWN]
     least = shortest[-1] if len(shortest) == MOST_DRAWN else 0.0
+    colours = _colours(timeline)
     parts: list[str] = []
     y = 4
     drawn = 0
@@ -211,7 +221,7 @@ def _picture(timeline: Timeline) -> Markup:
             drawn += 1
             text = escape(f"{words.short(timeline.names[int(name)], 80)}, {words.seconds(length)}")
             where = f'x="{LEFT + start * scale:.1f}" y="{y}" width="{max(length * scale, 0.6):.1f}" height="{LANE - 4}"'
-            parts.append(f'<rect class="c{int(name) % len(COLOURS)}" {where}><title>{text}</title></rect>')
+            parts.append(f'<rect class="c{colours[int(name)]}" {where}><title>{text}</title></rect>')
         y += LANE
     y += 4
     peak = max((b for _, b in timeline.memory), default=0.0)
@@ -221,7 +231,22 @@ def _picture(timeline: Timeline) -> Markup:
         parts.append(f'<text x="{LEFT - 6}" y="{y + 26}" text-anchor="end">{escape(words.size(peak))}</text>')
         parts.append(f'<polyline class="memory" points="{points}"/>')
         y += MEMORY
+    for index, colour in colours.items():  # those that have a colour of their own, as a legend
+        if colour < len(COLOURS) - 1:
+            parts.append(f'<rect class="c{colour}" x="{LEFT}" y="{y + 2}" width="10" height="10"/>')
+            parts.append(f'<text x="{LEFT + 16}" y="{y + 11}">{escape(words.short(timeline.names[index], 110))}</text>')
+            y += 15
     return Markup(f'<svg viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Timeline">{"".join(parts)}</svg>')
+
+
+def _colours(timeline: Timeline) -> dict[int, int]:
+    """A colour for each name: those with most time have their own, the rest share the last."""
+    total = dict.fromkeys(range(len(timeline.names)), 0.0)
+    for _, spans in timeline.lanes:
+        for _, length, name in spans:
+            total[int(name)] += length
+    ranked = sorted(total, key=lambda i: (-total[i], i))
+    return {name: min(rank, len(COLOURS) - 1) for rank, name in enumerate(ranked)}
 
 
 def _steps(memory: list[list[float]], scale: float, top: int, peak: float, span: float) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic
@@ -96,3 +98,26 @@ def test_the_page_links_rows_to_traces_and_stays_inert(folder: Path) -> None:
 def test_a_run_without_traces_has_no_section(folder: Path) -> None:
     page = html.page(read([folder]))
     assert 'id="traces"' not in page and "#traces" not in page
+
+
+@pytest.mark.browser
+def test_in_a_browser_a_rows_link_opens_its_trace(folder: Path, browser: Any) -> None:
+    one = traced(folder)
+    path = html.write([folder])
+    browser.set_window_size(1280, 900)
+    browser.get(path.as_uri())
+    (mine,) = [e for e in traces.collect(read([folder])).entries if e["title"] == one.key]
+    assert browser.execute_script("return document.querySelector('details.trace').open") is False
+    browser.execute_script("document.querySelector('tr.row .opener').click()")
+    link = None
+    deadline = time.monotonic() + 20
+    while link is None and time.monotonic() < deadline:
+        link = browser.execute_script("return document.querySelector('tr.detail a[href^=\"#trace\"]')")
+    assert link is not None and link.text == "Nsight Systems"
+    browser.execute_script("arguments[0].click()", link)
+    opened = f"return document.getElementById('{mine['anchor']}').open"
+    while not browser.execute_script(opened) and time.monotonic() < deadline:
+        pass
+    assert browser.execute_script(opened), "the link opens the trace that it leads to"
+    assert browser.execute_script("return document.querySelector('.timeline svg').getBoundingClientRect().width") > 300
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
