@@ -125,7 +125,7 @@ def summary(path: Path) -> str:
                 f"{best['device']} b{best['batch']}",
                 _tied(list(dict.fromkeys([best["implementation"], *names]))),
                 words.seconds(best["median_s"], best["ci_low_s"], best["ci_high_s"]),
-                f"{best['speedup']:.2f}x" if best["speedup"] else "",
+                words.factor(*(best[n] for n in ("speedup", "speedup_low", "speedup_high"))) if best["speedup"] else "",
             ]
         )
     header = ["Operator", "Phase", "Workload", "On", "Fastest", "Median", "Speed-up"]

@@ -254,12 +254,15 @@ def _why(answer: Answer) -> str:
 
 
 def _picture_groups(drawn: list[Any], sheet: Any) -> list[dict[str, Any]]:
+    from spikemark.reports.figures.canvas import WIDTH
+
     groups: dict[str, list[dict[str, Any]]] = {}
     for index, picture in enumerate(drawn):
         shown = {
             name: getattr(picture, name) for name in ("title", "alt", "note", "left_out", "header", "table", "numeric")
         }
-        shown["svg"] = Markup(picture.draw().svg(sheet, f"p{index}"))
+        canvas = picture.draw()
+        shown |= {"svg": Markup(canvas.svg(sheet, f"p{index}")), "wide": canvas.width > 1.2 * WIDTH}
         groups.setdefault(picture.section, []).append(shown)
     return [{"title": words.short(title, 90), "pictures": pictures} for title, pictures in groups.items()]
 

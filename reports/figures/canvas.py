@@ -194,8 +194,12 @@ def _log_ticks(low: float, high: float, wanted: int) -> list[float]:
 
 
 def text_width(text: str, size: float) -> float:
-    """About how many points wide ``text`` is: narrow letters take half of a wide one, East Asian ones twice."""
-    return size * sum(1.05 if unicodedata.east_asian_width(c) in "WF" else 0.59 for c in text)
+    """About how many points wide ``text`` is: East Asian letters and symbols take twice the room of Latin ones."""
+    return size * sum(1.05 if _is_wide(c) else 0.59 for c in text)
+
+
+def _is_wide(char: str) -> bool:
+    return unicodedata.east_asian_width(char) in "WF" or unicodedata.category(char) in ("So", "Cn", "Co")
 
 
 def longest_width(texts: Iterable[str], size: float) -> float:

@@ -112,7 +112,7 @@ def test_nothing_is_cut_and_the_page_is_silent(browser: Any, everyday_file: Path
     assert view.js("return document.documentElement.scrollWidth") <= width
     outside = """const w = document.documentElement.clientWidth;
     return [...document.querySelectorAll('h1, h2, h3, p, figure, svg, .scroll, details, nav, form, button, select')]
-      .filter(e => e.getClientRects().length && !e.parentElement.closest('.scroll, svg'))
+      .filter(e => e.getClientRects().length && !e.parentElement.closest('.scroll, .wide, svg'))
       .map(e => [e.tagName, e.className.baseVal ?? e.className, e.getBoundingClientRect()])
       .filter(([, , r]) => r.left < 0 || r.right > w + 0.5).map(([t, c]) => t + '.' + c);"""
     assert view.js(outside) == []
@@ -268,3 +268,50 @@ def test_it_prints_on_a4(view: View) -> None:
 def test_runs_without_times_open_too(browser: Any, tmp_path: Path, make: Callable[[Path], Path]) -> None:
     view = View(browser, html.write([make(tmp_path / "r")])).open()
     assert view.count() in (0, 1) and browser.get_log("browser") == []
+
+
+def test_a_phone_shows_answers_first_and_every_cell_without_scrolling_sideways(
+    browser: Any, everyday_file: Path
+) -> None:
+    view = View(browser, everyday_file).open(width=390)
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    assert view.js(top, "#answers h2") < 300 < view.js(top, "#warnings")
+    assert view.js("return getComputedStyle(document.querySelector('.alerts')).display") == "flex"
+    outside = """const frame = document.getElementById('frame').getBoundingClientRect();
+    const cells = [...document.querySelectorAll('#body td')].filter(td => td.getClientRects().length);
+    return [cells.length, cells.filter(td => td.getBoundingClientRect().right > frame.right).length];"""
+    shown, cut = view.js(outside)
+    assert shown > 200 and cut == 0
+    assert view.js("return document.querySelectorAll('.wide').length") > 0
+    sizes = """return [...document.querySelectorAll('.picture svg')].flatMap(svg => [...svg.querySelectorAll('text')]
+      .map(t => parseFloat(getComputedStyle(t).fontSize) * svg.clientWidth / svg.viewBox.baseVal.width));"""
+    assert min(view.js(sizes)) >= 6.5  # the smallest: "pass 1"; names and numbers are larger
+    assert sorted(view.js(sizes))[len(view.js(sizes)) // 10] >= 8
+
+
+def test_columns_of_one_value_are_said_once(browser: Any, tmp_path: Path) -> None:
+    one = [synthetic.record(c, 0) for c in synthetic.cases(workloads={"a": ((8, 8, 8), 5)}, batches=(4,))]
+    view = View(browser, html.write([synthetic.write(tmp_path / "r", one, passes=1)])).open()
+    heads = view.js("return [...document.querySelectorAll('#head th')].map(th => th.dataset.id)")
+    assert not {"device", "dtype", "batch", "time_steps", "rate_asked"} & set(heads) and "status" in heads
+    said = view.js("return document.querySelector('#cases .note').textContent")
+    assert said == "The same in every case: device cpu, dtype float32, batch 4, T 5, rate 10 %, findings one-pass."
+    rows = list(csv.DictReader(io.StringIO(view.copied("copy-csv"))))
+    assert {r["batch"] for r in rows} == {"4"} and len(rows) == len(one)
+
+
+def test_nothing_is_cut_on_an_a4_page(browser: Any, everyday_file: Path) -> None:
+    """182 mm between margins of 14 mm are 688 pixels."""
+    view = View(browser, everyday_file).open(width=688)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert view.js("return getComputedStyle(document.getElementById('filters')).display") == "none"
+        wide = """const w = document.documentElement.clientWidth;
+        return [...document.querySelectorAll('table, figure, svg, pre, p')].filter(e => e.getClientRects().length)
+          .map(e => [e.tagName, e.id || e.className.baseVal || e.className, e.getBoundingClientRect().right])
+          .filter(([, , right]) => right > w + 1);"""
+        assert view.js("return document.querySelectorAll('table.winners').length") > 0
+        view.js("document.querySelectorAll('details.answer').forEach(d => d.open = true)")
+        assert view.js(wide) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
