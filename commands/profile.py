@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -56,6 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tool == "torch":
         _merge(found, traces)
     print(_table(found))
+    failed = Counter(status for status in measured.values() if status != OK)
+    if failed:
+        said = ", ".join(f"{n} {status}" for status, n in failed.items())
+        print(f"not traced: {said} (reasons in the report)")
     print(html.write([out], None))
     statuses = {record.status for record in records} | set(measured.values())
     return EXIT_INCORRECT if INCORRECT in statuses else 0 if any(s.status == OK for s in found) else EXIT_NOTHING

@@ -202,7 +202,9 @@ def _on_device(found: _Reading, out: TraceSummary) -> list[Span]:
 def _on_host(found: _Reading, out: TraceSummary) -> list[Span]:
     """Fill in torch's operators; the calls are the windows."""
     out.unit = "operator"
-    rows, tops, outside = [], [], []
+    rows: list[tuple[str, float, float | None]] = []
+    outside: list[tuple[str, float, float | None]] = []
+    tops: list[Span] = []
     for event, own, top in self_times(found.operators):
         if _call_of(event["span"][0], found.calls) is None:
             if _call_of(event["span"][0], found.flushes) is None:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,8 @@ def summarise(kernels: Sequence[Kernel], key: str, calls: int) -> TraceSummary:
         times = [k.metrics[TIME] for k in group if TIME in k.metrics]
         row: dict[str, Any] = {"name": name, "count": len(group), "total_s": math.fsum(times)}
         moved = _moved(group)
-        metrics = {"occupancy": _weighted(group, lambda k: k.metrics.get(OCCUPANCY))}
-        stalls = {r: _weighted(group, lambda k, r=r: k.metrics.get(STALL.format(r))) for r in STALL_REASONS}
+        metrics = {"occupancy": _weighted(group, OCCUPANCY)}
+        stalls = {reason: _weighted(group, STALL.format(reason)) for reason in STALL_REASONS}
         found = sorted(((v, r) for r, v in stalls.items() if v), reverse=True)[:MOST_STALLS]
         metrics |= {f"stall {reason.replace('_', ' ')}": value for value, reason in found}
         extra = {} if moved is None else {"bytes": moved}
@@ -168,9 +168,9 @@ def _moved(kernels: Sequence[Kernel]) -> int | None:
     return round(math.fsum(k.metrics[READ] + k.metrics[WRITTEN] for k in kernels))
 
 
-def _weighted(kernels: Sequence[Kernel], value: Callable[[Kernel], float | None]) -> float | None:
-    """Mean by time; None unless every kernel has the figure and a time."""
-    pairs = [(value(k), k.metrics.get(TIME)) for k in kernels]
+def _weighted(kernels: Sequence[Kernel], metric: str) -> float | None:
+    """Mean of a metric by time; None unless every kernel has it and a time."""
+    pairs = [(k.metrics.get(metric), k.metrics.get(TIME)) for k in kernels]
     known = [(v, t) for v, t in pairs if v is not None and t]
     if len(known) < len(pairs) or not known:
         return None

@@ -182,14 +182,28 @@ class Trace:
         out = []
         for i, (domain, name, kind) in enumerate(found):
             count, unclosed, wall, kernels, kernel_ns, copies, copy_ns, size = (float(s[i]) for s in sums)
-            parts = [None if unknown[i] else float(w[i]) * 1e-9 for w in windows]
+            window_s, busy_s, idle_s, gap_s = (None if unknown[i] else float(w[i]) * 1e-9 for w in windows)
             out.append(
                 RangeUse(
-                    self.names.texts[domain], self.names.texts[name], KINDS[int(kind)],
-                    ranges.category[self._first[i]], int(count), int(unclosed), wall * 1e-9, int(kernels),
-                    kernel_ns * 1e-9, int(copies), copy_ns * 1e-9, int(size), *parts, index=i,
+                    domain=self.names.texts[domain],
+                    name=self.names.texts[name],
+                    kind=KINDS[int(kind)],
+                    category=ranges.category[self._first[i]],
+                    count=int(count),
+                    unclosed=int(unclosed),
+                    wall_s=wall * 1e-9,
+                    kernels=int(kernels),
+                    kernel_s=kernel_ns * 1e-9,
+                    copies=int(copies),
+                    copy_s=copy_ns * 1e-9,
+                    copy_bytes=int(size),
+                    window_s=window_s,
+                    busy_s=busy_s,
+                    idle_s=idle_s,
+                    gap_s=gap_s,
+                    index=i,
                 )
-            )  # fmt: skip
+            )
         return sorted(out, key=lambda g: (-g.kernel_s, -g.wall_s, g.domain, g.name))
 
     def _note(self, text: str) -> None:

@@ -145,11 +145,12 @@ def run(command: Sequence[str], limit_s: float) -> Outcome:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Kill a tool and everything below it: Nsight's daemons leave its process group."""
-    family = []
+    family: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         family = psutil.Process(process.pid).children(recursive=True)
-    for member in [*family, process]:
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
+    process.kill()
+    for member in family:
+        with contextlib.suppress(psutil.Error):
             member.kill()
     process.wait()
 

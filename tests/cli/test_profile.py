@@ -70,6 +70,35 @@ def test_torch_traces_of_a_new_run_and_then_of_one_that_exists(
     assert sorted(again.values()) == [1, 2]
 
 
+DIES = """
+import os, signal, sys
+import torch
+from spikemark import kernels
+
+@kernels.implementation("clamped_sign", device="cpu")
+class Dies:
+    '''Right, but kills the process that traces it.'''
+    def forward(self, x):
+        if sys.argv[0].endswith("worker.py") and "trace" in sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.sign(x).contiguous()
+    def backward(self, grad): return grad.clamp(-1, 1).contiguous()
+"""
+
+
+def test_a_kernel_that_kills_its_process_costs_its_own_trace_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dies.py").write_text(DIES)
+    out = tmp_path / "run"
+    words = (*ONE, "--implementation", "dies", "--plugin", str(tmp_path / "dies.py"), "--calls", "1")
+    code, shown, _ = run(*words, "--out", str(out), capsys=capsys)
+    assert code == 0 and "killed by SIGKILL" in shown
+    found = {s.key.rsplit("/", 1)[1]: s for s in summary.read_all(out / "traces")[0]}
+    assert (found["torch"].status, found["dies"].status) == ("ok", "crashed")
+    assert "its process was killed by SIGKILL" in (out / "report.html").read_text()
+
+
 def test_nsys_on_path_makes_the_whole_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
