@@ -45,6 +45,14 @@
   }
 
   // ---- which rows, in which order
+  function searched() {
+    if (!haystack) {
+      const names = columns.filter((c) => c.codes);
+      const low = names.map((c) => c.values.map((v) => v.toLowerCase()));
+      haystack = Array.from({ length: total }, (_, i) => names.map((c, n) => low[n][c.codes[i]]).join(" "));
+    }
+    return haystack;
+  }
   function matches() {
     const tests = [];
     for (const [id, wanted] of Object.entries(state.filters)) {
@@ -54,12 +62,8 @@
     }
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
     if (words.length) {
-      if (!haystack) {
-        const names = columns.filter((c) => c.codes);
-        const low = names.map((c) => c.values.map((v) => v.toLowerCase()));
-        haystack = Array.from({ length: total }, (_, i) => names.map((c, n) => low[n][c.codes[i]]).join(" "));
-      }
-      tests.push((i) => words.every((w) => haystack[i].includes(w)));
+      const text = searched();
+      tests.push((i) => words.every((w) => text[i].includes(w)));
     }
     const out = [];
     for (let i = 0; i < total; i++) if (tests.every((t) => t(i))) out.push(i);
@@ -281,6 +285,8 @@
   openTrace();
   addEventListener("hashchange", () => { if (readHash()) { update(); byId("cases").scrollIntoView(); } });
   addEventListener("beforeprint", () => grow(Math.max(0, 1000 - drawn)));
+  // Ready before the first key is pressed: of 10,000 rows this takes as long as a filter may.
+  (window.requestIdleCallback || setTimeout)(searched);
   const linked = readHash();
   update();
   if (linked) byId("cases").scrollIntoView();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,9 +38,15 @@ Cell = Ratio | str
 def heat_color(ratio: float) -> tuple[str, str]:
     """(cell colour, text colour) of a ratio: blue where it is above 1, orange below, white at 1."""
     part = max(-1.0, min(1.0, math.log(ratio) / _FULL))
-    cell = mpl.colormaps["PuOr"](0.5 + 0.45 * part)
+    cell = _colors()(0.5 + 0.45 * part)
     light = 0.2126 * cell[0] ** 2.2 + 0.7152 * cell[1] ** 2.2 + 0.0722 * cell[2] ** 2.2
     return mpl.colors.to_hex(cell), "#000000" if light > 0.18 else "#ffffff"
+
+
+@functools.cache
+def _colors() -> mpl.colors.Colormap:
+    """Looked up once: matplotlib hands out a copy, whose table of colours is then computed anew."""
+    return mpl.colormaps["PuOr"]
 
 
 def pictures(section: str, found: list[Answer]) -> Iterable[Picture]:
