@@ -166,9 +166,9 @@ def _facts(report: Report) -> list[str]:
     found = environments.named(report)
     lines = list(dict.fromkeys(words.short(environments.describe(e), 120) for e in found.values()))
     facts = [words.count(len(report.rows), "case"), f"{len(report.ok):,} timed"]
-    starts = [str(run.meta["started"])[:16].replace("T", " ") for run in report.runs if run.meta["started"]]
+    starts = sorted(str(run.meta["started"])[:16].replace("T", " ") for run in report.runs if run.meta["started"])
     if starts:
-        facts.append(words.clean(starts[0] + (f" to {max(starts)}" if len(set(starts)) > 1 else "")) + " UTC")
+        facts.append(words.clean(starts[0] + (f" to {starts[-1]}" if len(set(starts)) > 1 else "")) + " UTC")
     return lines[:3] + ([f"and {len(lines) - 3} more environments"] if len(lines) > 3 else []) + facts
 
 

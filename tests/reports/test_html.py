@@ -179,6 +179,13 @@ def test_environments_and_what_differs_are_on_the_page(everyday_page: Page) -> N
         assert wanted in text
 
 
+def test_the_dates_of_several_runs_are_in_order_whatever_the_order_of_the_runs(tmp_path: Path) -> None:
+    records = [synthetic.record(c, 0) for c in list(synthetic.cases())[:2]]
+    days = ("2026-03-02", "2026-03-01", "2026-03-04")
+    runs = [synthetic.write(tmp_path / d, records, passes=1, started=f"{d}T10:00:00+00:00") for d in days]
+    assert "2026-03-01 10:00 to 2026-03-04 10:00 UTC" in Page(html.page(read(list(runs)))).words
+
+
 def test_an_empty_run_says_so(tmp_path: Path) -> None:
     page = Page(html.page(read([synthetic.write(tmp_path / "r", [], calibrations=False)])))
     assert "This run holds no case" in "\n".join(page.words) and page.data()["total"] == 0
