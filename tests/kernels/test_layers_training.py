@@ -43,7 +43,10 @@ def one_thread():
 
 
 def raised(layer: torch.nn.Module, by: float = 0.5) -> torch.nn.Module:
-    """``layer`` with weights moved up by some of their deviation: an output neuron that never fires has no spike whose time could be learnt."""
+    """``layer`` with weights moved up by some of their deviation.
+
+    An output neuron that never fires has no spike whose time could be learnt.
+    """
     with torch.no_grad():
         layer.weight += by * layer.weight.std()
     return layer
