@@ -26,7 +26,9 @@ import numpy as np
 import psutil
 import torch
 
-BUILD_VARIABLES = ("TORCHINDUCTOR_", "TRITON_", "TORCH_", "PYTORCH_", "CUPY_", "CUDA_CACHE", "KMP_", "OMP_", "MKL_")
+BUILD_VARIABLES = tuple(
+    "TORCHINDUCTOR_ _TORCHINDUCTOR_ TRITON_ TORCH_ PYTORCH_ CUPY_ CUDA_CACHE KMP_ OMP_ MKL_".split()
+)
 """Prefixes of variables that compilers set on first use; they may appear, but not change."""
 WORKER_MODULES = ("torch", "concurrent.futures", "multiprocessing", "triton", "tqdm")
 """Threads whose function comes from these belong to compilers' worker pools (or an executor's) and may stay."""

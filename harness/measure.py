@@ -80,10 +80,10 @@ def measure_block(
     for those that were complete before: the others are to be measured in another process.
 
     ``record.details``: ``block`` names the turns that samples were taken in, ``bursts`` where each turn begins.
-    ``harness_s`` is the time beside all kernel calls, beside ``prepare_s`` (what a call consumes: the forward before a
-    layer's backward) and beside ``block_s`` (inputs and references, shared by a comparison's implementations); of it
-    ``flush_s`` went into flushing caches and ``gate_s`` into comparing results. ``spoilt`` says why the process should
-    measure no more.
+    ``kernel_s`` is the time in all kernel calls, timed or not, with ``prepare_s`` (what a call consumes: the forward
+    before a layer's backward). ``harness_s`` is all other time but ``block_s`` (inputs and references, shared by a
+    comparison's implementations); of it ``flush_s`` went into flushing caches and ``gate_s`` into comparing results.
+    ``spoilt`` says why the process should measure no more.
     """
     if len({case.group for case in cases}) > 1:
         raise ValueError("cases that take turns must be of one comparison")
@@ -124,9 +124,10 @@ class _Case:
         """Say where the time went; a case that is not ok has no times of its kernel."""
         record = self.record
         record.elapsed_s = self.own_ns * 1e-9
-        beside = sum(record.call_samples)
-        beside += sum(record.details.get(name, 0.0) for name in ("ledger_call_s", "prepare_s", "block_s"))
-        record.details["harness_s"] = record.elapsed_s - self.clock() - beside
+        kernel_s = self.clock() + sum(record.call_samples)
+        kernel_s += sum(record.details.get(name, 0.0) for name in ("ledger_call_s", "prepare_s"))
+        record.details["kernel_s"] = kernel_s
+        record.details["harness_s"] = record.elapsed_s - kernel_s - record.details.get("block_s", 0.0)
         if not self.ok:
             record.samples, record.warm_samples, record.call_samples = [], [], []
             record.first_call_s, record.stop = None, ""

@@ -29,6 +29,7 @@ class Ready:
     """The worker can measure; ``environment`` is that of its device."""
 
     environment: dict[str, Any]
+    torch_import_s: float = 0.0
 
 
 @dataclass
@@ -137,7 +138,7 @@ class Session:
         if kind == "ready":
             self.ready = True
             self._allow(self.options.start_timeout_s)
-            return Ready(dict(event["environment"]))
+            return Ready(dict(event["environment"]), float(event.get("torch_import_s", 0.0)))
         if kind == "calibration":
             return Calibration({k: v for k, v in event.items() if k not in ("event", "kind")})
         if kind == "start":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,6 +78,8 @@ class Supervisor:
         self._sessions: list[Session] = []
         self._turnstile: Turnstile | None = None
         self._remaining = 0
+        self._began = time.monotonic()
+        self._time = {"wall_s": 0.0, "kernel_s": 0.0, "torch_import_s": 0.0} | dict(folder.meta.get("time") or {})
         for record in before.records if before else []:
             self._note(record)
 
@@ -187,6 +190,7 @@ class Supervisor:
                     yield
                 case Ready():
                     changed = self._check_environment(key, variant, message.environment)
+                    self._time["torch_import_s"] += message.torch_import_s
                 case Calibration():
                     own = {"pass_index": pass_index, "environment": key}
                     self.folder.append_calibration(message.line | own | label)
@@ -200,6 +204,7 @@ class Supervisor:
                     message.details |= {"worker": number} | label
                     _flag(message, shared or bool(self._lock(key, device).others()), changed)
                     self.folder.append(message)
+                    self._time["kernel_s"] += float(message.details.get("kernel_s", 0.0))
                     self._remaining -= self._note(message)
                     self.progress.advance(left=self._remaining)
                     self._check_stop()
@@ -237,6 +242,16 @@ class Supervisor:
     def _release(self) -> None:
         while self._locks:
             self._locks.popitem()[1].release()
+
+    def times(self) -> dict[str, float]:
+        """Where this run's seconds went so far, its earlier parts included: ``run.json``'s field ``time``.
+
+        ``wall_s`` is from the first process's start on, ``kernel_s`` the part in kernels, ``torch_import_s`` what
+        importing torch took in all processes. ``harness_share`` is what remains, as a fraction of ``wall_s``.
+        """
+        found = self._time | {"wall_s": self._time["wall_s"] + time.monotonic() - self._began}
+        found["harness_share"] = 1 - (found["kernel_s"] + found["torch_import_s"]) / found["wall_s"]
+        return {name: round(value, 4) for name, value in found.items()}
 
     def _check_stop(self) -> None:
         """Leave if asked to: after one interrupt when no session is in a case."""
@@ -309,11 +324,11 @@ def run(
             complete = supervisor.run()
         except (UsageError, StorageError):
             with suppress(StorageError):  # a full disk again: the journal is what matters, and it is closed whole
-                _finish(folder, cases, interrupted=True)
+                _finish(folder, cases, interrupted=True, times=supervisor.times())
             raise
         finally:
             folder.close()
-    return _result(_finish(folder, cases, interrupted=not complete), complete)
+    return _result(_finish(folder, cases, interrupted=not complete, times=supervisor.times()), complete)
 
 
 def _open(cases: Sequence[Case], options: RunOptions, argv: Sequence[str]) -> tuple[RunFolder, Run | None]:
@@ -335,11 +350,12 @@ def _open(cases: Sequence[Case], options: RunOptions, argv: Sequence[str]) -> tu
     return folder, before
 
 
-def _finish(folder: RunFolder, cases: Sequence[Case], interrupted: bool) -> Run:
+def _finish(folder: RunFolder, cases: Sequence[Case], interrupted: bool, times: dict[str, float]) -> Run:
     folder.close()
     measured = {record.case.key for record in RunFolder.load(folder.path).records}
     missing = [case.key for case in cases if case.key not in measured]
-    return folder.finish(interrupted=interrupted, unmeasured=missing, planned=len(measured) + len(missing))
+    planned = len(measured) + len(missing)
+    return folder.finish(interrupted=interrupted, unmeasured=missing, planned=planned, time=times)
 
 
 def _result(run: Run, complete: bool) -> RunResult:

@@ -19,6 +19,7 @@ import torch
 from spikemark.harness import records
 from spikemark.harness.clock import DeviceClock, torch_device
 from spikemark.harness.records import Case
+from spikemark.harness.threads import one_thread
 from spikemark.kernels.definition import DTYPES, BoundCall, Comparison, Definition, Inputs, definition
 from spikemark.kernels.state import SrmState
 from torch import Tensor
@@ -71,6 +72,7 @@ def incorrect(reason: str) -> Refused:
 class Block:
     """Inputs and references of one ``Case.group``, shared by all implementations that are compared on it."""
 
+    @one_thread()
     def __init__(self, case: Case, limit: int | None, layout: Callable[[str, Tensor], Tensor] | None = None) -> None:
         """``layout`` may replace each named input tensor by one that lies differently in memory."""
         self.case, self.limit = case, limit
@@ -96,20 +98,23 @@ class Block:
     def _tensor(self) -> Tensor:
         return self.inputs.tensors[self.varied]
 
+    @one_thread()
     def _reference(self) -> Any:
         return self.definition.reference(self.case.phase, self.inputs, self.case.problem, self.limit)
 
     @contextlib.contextmanager
     def _rolled(self) -> Iterator[None]:
-        tensor = self._tensor
-        movable = tensor.numel() > 1 and 0 not in tensor.stride()
-        if movable:
-            tensor.copy_(tensor.flatten().roll(1).view(tensor.shape))
+        self._roll(1)
         try:
             yield
         finally:
-            if movable:
-                tensor.copy_(tensor.flatten().roll(-1).view(tensor.shape))
+            self._roll(-1)
+
+    @one_thread()
+    def _roll(self, places: int) -> None:
+        tensor = self._tensor
+        if tensor.numel() > 1 and 0 not in tensor.stride():
+            tensor.copy_(tensor.flatten().roll(places).view(tensor.shape))
 
     @contextlib.contextmanager
     def second(self) -> Iterator[Any]:
@@ -120,6 +125,7 @@ class Block:
                 self._rolled_checksum = checksum(self._tensor)
             yield self._rolled_reference
 
+    @one_thread()
     def changed_inputs(self, rolled: bool = False) -> str:
         """One line naming the inputs whose bits differ from what they were; they are not repaired. Or ''."""
         changed = []
@@ -129,6 +135,7 @@ class Block:
                 changed.append(name)
         return f"writes to its input{'s' if len(changed) > 1 else ''} {', '.join(changed)}" if changed else ""
 
+    @one_thread()
     def restore(self) -> None:
         """Make the inputs anew, in place: what was bound to them stays valid. ``RuntimeError`` if that cannot be."""
         fresh = self.definition.make_inputs(
@@ -141,6 +148,7 @@ class Block:
             forget_block()
             raise RuntimeError(f"{reason} for good")
 
+    @one_thread()
     def compare(self, outputs: dict[str, Tensor], reference: Any) -> Comparison:
         """The operator's comparison."""
         return self.definition.compare(self.case.phase, outputs, reference, self.inputs, self.case.problem)
@@ -296,6 +304,7 @@ def check_structure(
         before.add(address)
 
 
+@one_thread()
 def checksum(tensor: Tensor) -> Tensor:
     """Row and column sums of the tensor's bits: any single change, and any reordering but contrived ones, shows."""
     flat = tensor.detach().contiguous().view(-1)
@@ -317,6 +326,7 @@ def same_bits(a: Any, b: Any) -> bool:
     return a.shape == b.shape and torch.equal(a, b)
 
 
+@one_thread()
 def fingerprint(outputs: dict[str, Tensor]) -> list[Tensor]:
     """Bits of up to 4096 evenly spaced elements of each output."""
     marks = []

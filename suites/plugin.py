@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class Suite:
     calibrate: bool = False
     events: int | None = None
     seed: int = 0
+    torch_import_s: float = 0.0
     spoilt: str = ""
     measured: dict[str, Record] = field(default_factory=dict)
 
@@ -68,8 +70,13 @@ SUITE = pytest.StashKey[Suite]()
 def pytest_configure(config: pytest.Config) -> None:
     """Read the plan or build the preset's cases. Bad input is pytest's usage error: one line, exit 4."""
     config.addinivalue_line("markers", "operators(*names): the operators whose cases a benchmark function measures")
+    started = time.perf_counter()
+    import torch  # noqa: F401 - apart, so that its time is known: it is not the harness's
+
+    imported_s = time.perf_counter() - started
     try:
         config.stash[SUITE] = _suite(config)
+        config.stash[SUITE].torch_import_s = imported_s
     except (UsageError, NothingMeasured, ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -150,7 +157,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     device = suite.device or "cpu"
     with placed(device):
-        suite.emit("ready", environment=environment.collect(device))
+        suite.emit("ready", environment=environment.collect(device), torch_import_s=suite.torch_import_s)
         turns.mine().pause("")  # in an A/B run: calibrate and measure while the other variant's process rests
         if suite.calibrate:
             found = calibration.calibrate(device)

@@ -201,6 +201,24 @@ def test_the_kernel_that_ran_is_in_the_record() -> None:
     assert "ran" not in found["torch_vectorized"].details
 
 
+def test_the_harness_computes_on_one_thread_and_kernels_on_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[int]] = {"compare": set(), "kernel": set()}
+
+    def watched(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            seen[name].add(torch.get_num_threads())
+            return function(*arguments, **named)
+
+        return call
+
+    operator = type(verify.block_for(case("torch_eager"), None).definition)
+    monkeypatch.setattr(operator, "compare", watched("compare", operator.compare))
+    monkeypatch.setattr(TorchEager, "forward", watched("kernel", TorchEager.forward))
+    two = dataclasses.replace(case("hostile_binary"), device="cpu:2")
+    (record,) = measure_block([two], SIX)
+    assert (record.status, seen) == ("ok", {"compare": {1}, "kernel": {2}})
+
+
 def test_inputs_are_put_right_in_place() -> None:
     block = verify.block_for(case("torch_eager"), None)
     address = block.inputs.tensors["current"].data_ptr()
