@@ -8,6 +8,7 @@ stops sampling is that of the median within this pass; how much passes differ on
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,6 @@ BESIDE_S = 0.08
 WARM_SHARE = 0.25
 """Warm samples may take this share of the kernel-time budget."""
 WARM_UP_CALLS = 5
-MAX_LEAK_CALLS = 64
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,15 @@ def half_width(samples: list[float]) -> float:
     return NORMAL_95 * float(median_errors(logs)[0])
 
 
+@dataclass(frozen=True)
+class _Look:
+    """The process's memory at a moment: resident bytes, the growth so far in this case's turns, its calls so far."""
+
+    resident: int
+    own: int
+    calls: int
+
+
 class Sampler:
     """Takes the samples of ``bound``; ``check`` is given each cold one's result.
 
@@ -102,7 +111,7 @@ class Sampler:
         self._narrow = False
         self._calls = 0
         self._wall_ns = 0
-        self._resident, self._calls_then = [0], [0]
+        self._looks: list[_Look] = []
         self._flushing = Annotation(f"flush {key}", "flush")
         self._measuring = Annotation(f"warm-up {key}", "warm-up")
 
@@ -167,7 +176,7 @@ class Sampler:
         other = turns.mine()
         if other.shared:
             other.pause(self.key, len(bursts) + 1)
-        resident_before = resident()
+        self._look()
         bursts.append(len(self.samples))
         started = now_ns()
         while True:
@@ -181,8 +190,13 @@ class Sampler:
                 break
         self._wall_ns += now_ns() - started
         self.result = None
-        self._resident.append(self._resident[-1] + resident() - resident_before)
-        self._calls_then.append(self._calls)
+        self._look(own=True)
+
+    def _look(self, own: bool = False) -> None:
+        """Note the process's memory; ``own``: what it grew by since the last look was this case's doing."""
+        now, last = resident(), self._looks[-1] if self._looks else None
+        grown = (last.own + (now - last.resident if own else 0)) if last else 0
+        self._looks.append(_Look(now, grown, self._calls))
 
     def _judge(self, wall_s: float) -> None:
         """Look whether sampling may end. Looks get rarer as samples get more: each is a chance to stop by luck."""
@@ -227,15 +241,13 @@ class Sampler:
         if statistics.median(self.samples) > budget:
             self.details["warm"] = "not taken: one call is over the budget for warm samples"
             return samples
-        started, before = now_ns(), resident()
+        started = now_ns()
         while len(samples) < len(self.samples) and sum(samples) < budget:
             self.prepare()
             self.call()
             samples.append(self.clock.last_s)
             if (now_ns() - started) * 1e-9 >= budget + BESIDE_S:
                 break
-        self._resident.append(self._resident[-1] + resident() - before)
-        self._calls_then.append(self._calls)
         return samples
 
     def call_times(self) -> list[float]:
@@ -250,19 +262,24 @@ class Sampler:
     def leak(self, kept: int) -> str:
         """One line if the process grows with every call; or ''. ``kept`` are bytes the ledger saw kept by one call.
 
-        Who is suspected, by the ledger or by its growth in its own turns, is watched once more, exactly.
+        Who is suspected, by the ledger or because the process grew and did so in its turns, is watched once more, alone
+        and exactly: twice as many calls as the leak would need to show.
         """
-        looks = [0, len(self._resident) // 2, -1]
-        resident_then, calls_then = ([values[i] for i in looks] for values in (self._resident, self._calls_then))
-        if kept < guards.LEAK_PER_CALL and not guards.leak(resident_then, calls_then):
+        looks = [self._looks[i] for i in (0, len(self._looks) // 2, -1)] if self._looks else []
+        calls = [look.calls for look in looks]
+        grew = bool(looks) and all(
+            guards.leak([getattr(look, name) for look in looks], calls) for name in ("resident", "own")
+        )
+        if kept < guards.LEAK_PER_CALL and not grew:
             return ""
-        resident_then, calls_then = [], []
-        calls = min(MAX_LEAK_CALLS, max(5, guards.LEAK_BYTES // max(kept, 1)))
-        for _ in range(3):
-            guards.trim()
-            resident_then.append(resident())
-            calls_then.append(self._calls)
-            for _ in range(calls):
+        rate = max(kept, guards.LEAK_PER_CALL, (looks[-1].own // max(1, calls[-1])) if looks else 0)
+        calls, then = [], []
+        for number in range(3):
+            for _ in range(max(3, math.ceil(guards.LEAK_BYTES / rate)) if number else 0):
                 self.prepare()
                 self.call()
-        return guards.leak(resident_then, calls_then)
+            self.result = None
+            guards.trim()
+            then.append(resident())
+            calls.append(self._calls)
+        return guards.leak(then, calls)

@@ -154,6 +154,32 @@ def test_warm_up_ends_when_two_calls_agree(kernel: Callable[..., Sampler]) -> No
     assert list(times) == [0.5]
 
 
+@pytest.mark.parametrize(
+    ("mine", "others", "leaks"),
+    [(4 << 20, -(4 << 20), False), (0, 4 << 20, False), (4 << 20, 0, True)],
+    ids=["given back in others' turns", "others leak", "a leak"],
+)
+def test_growth_is_a_leak_if_it_stays_and_is_its_own(
+    kernel: Callable[..., Sampler], monkeypatch: pytest.MonkeyPatch, mine: int, others: int, leaks: bool
+) -> None:
+    size, calls = [0], [0]
+    monkeypatch.setattr(sampling, "resident", lambda: size[0])
+    monkeypatch.setattr(sampling.guards, "trim", lambda: None)
+
+    def times() -> Iterator[float]:
+        while True:
+            calls[0] += 1
+            size[0] += mine
+            yield 0.006
+
+    sampler = kernel(times(), min_samples=20, max_samples=20, budget_s=10, precision=1e-9)
+    while not sampler.content:
+        sampler.turn()
+        size[0] += others
+    assert bool(sampler.leak(0)) is leaks
+    assert calls[0] == 20 + (6 if leaks else 0), "a suspect is watched for as many calls as it takes"
+
+
 def test_half_width_is_that_of_the_median() -> None:
     assert half_width([1.0]) == float("inf")
     assert half_width([1.0] * 20) == pytest.approx(0, abs=1e-9)

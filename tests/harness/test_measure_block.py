@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import hostile_plugin
 import pytest
 import torch
 from spikemark.harness import measure, turns, verify
@@ -46,8 +46,9 @@ class CorruptsLater:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _plugin() -> None:
-    registry.load_plugin(Path(__file__).parents[1] / "hostile.py")
+def _plugin() -> Iterator[None]:
+    with hostile_plugin.registered():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +153,8 @@ def test_a_failure_costs_its_own_row_only(name: str, status: str, reason: str) -
 
 
 def test_a_spoilt_process_is_left_with_what_was_complete() -> None:
+    stop = registry.get("srm_neuron", "hostile_starts_threads").stop
+    stop.clear()
     names = ("hostile_raises", "torch_eager", "hostile_starts_threads", "torch_vectorized")
     found, events = measured(*names, leave_when_spoilt=True)
     assert list(found) == ["hostile_raises", "hostile_starts_threads"]
@@ -159,7 +162,6 @@ def test_a_spoilt_process_is_left_with_what_was_complete() -> None:
     assert ("start", "torch_vectorized") not in events
     stays, _ = measured(*names)
     assert [r.status for r in stays.values()] == ["error", "ok", "error", "ok"], "without another process all is done"
-    stop = registry.get("srm_neuron", "hostile_starts_threads").stop
     stop.set()  # who waits for it ends now
     stop.clear()
 
