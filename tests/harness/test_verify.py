@@ -1,9 +1,10 @@
 """The gate: what it refuses and why, and that it does not refuse what is right."""
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+import hostile_plugin
 import pytest
 import torch
 from spikemark import kernels
@@ -14,7 +15,7 @@ from spikemark.harness.measure import measure_case
 from spikemark.harness.records import Case
 from spikemark.harness.sampling import Options
 from spikemark.harness.verify import Block, Refused, block_for, checksum, gate, poisoned_memory, same_bits
-from spikemark.kernels import ConvGeometry, Implementation, Problem, SrmParams, registry
+from spikemark.kernels import ConvGeometry, Implementation, Problem, SrmParams
 from spikemark.kernels.srm_neuron.torch_eager import TorchEager
 from spikemark.kernels.state import SrmState
 from torch import Tensor
@@ -29,12 +30,13 @@ def case(implementation: str = "torch_eager", phase: str = "forward", **more: An
     return Case("srm_neuron", phase, implementation, **fields)
 
 
-def hostile() -> Any:
-    registry.load_plugin(Path(__file__).parents[1] / "hostile.py")
-    return __import__("sys").modules[type(kernels.get("srm_neuron", "hostile_nan")).__module__]
+PLUGIN = hostile_plugin.module()
 
 
-PLUGIN = hostile()
+@pytest.fixture(autouse=True, scope="module")
+def _hostile() -> Iterator[None]:
+    with hostile_plugin.registered():
+        yield
 
 
 @pytest.mark.parametrize("name", PLUGIN.EXPECTED)
