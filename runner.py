@@ -8,7 +8,9 @@ Exit codes: 0 done; 1 a regression was found; 2 the command line or an input fil
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -214,13 +216,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 0
     except OSError as error:
-        _drop_output()
+        if error.filename is None:  # no file of ours: standard output
+            _drop_output()
         return _fail(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
 
 
 def _drop_output() -> None:
     """What is still to be printed cannot be: Python would fail once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(io.UnsupportedOperation):  # a caller's own stream, such as a notebook's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: object, code: int) -> int:

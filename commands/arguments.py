@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from spikemark.harness.errors import UsageError
@@ -39,25 +41,48 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, but an unknown option is told by the subcommand that was given, which knows its own options."""
-        found, rest = self.parse_known_args(args, namespace)
+        found, rest = self.parse_known_args(self._words(args), namespace)
         if rest:
             getattr(found, "parser", self).error(f"unrecognized arguments: {' '.join(rest)}")
         return found
 
+    def _words(self, args: Sequence[str] | None) -> list[str]:
+        """The command line's words. An empty one is refused: it is a variable of a script that is not set, and would
+        be taken for "not given". A negative number is bound to its option, so that it is named (argparse: ``-5%`` is
+        an option). A NUL cannot be in any name."""
+        words: list[str] = []
+        for word in sys.argv[1:] if args is None else args:
+            before = words[-1] if words else ""
+            if not word or (word.startswith("--") and word.endswith("=")):
+                after = word.removesuffix("=") or before
+                self.error(f"an empty argument{f' after {after}' if after else ''}: is a variable not set?")
+            if "\0" in word:
+                self.error(f"a NUL character in {word!r}")
+            if re.match(r"-[.\d]", word) and before.startswith("--") and "=" not in before:
+                words[-1] = f"{before}={word}"
+            else:
+                words.append(word)
+        return words
+
 
 def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    lowered = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
 SPIKES = """your own recording: .npz with the array `spikes`, 0/1, [C,T,H,W] or [B,T,C,H,W]; it is measured besides,
 at its own batch and firing rate; to measure it alone: --workload 'recording:*'"""
 
 
+TIME_LIMIT_S = 10 * 24 * 3600.0  # far beyond any case, and well within what a wait of the system can count
+
+
 def natural(text: str, least: int = 1) -> int:
-    """A whole number >= 1, in plain digits (argparse type)."""
+    """A whole number >= 1 and below 10^9, in plain digits (argparse type)."""
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"a whole number of at least {least} is needed, got {text!r}")
+        most = " and at most 999999999" if re.fullmatch(r"[0-9]{10,}", text) else ""
+        raise argparse.ArgumentTypeError(f"a whole number of at least {least}{most} is needed, got {text!r}")
     return int(text)
 
 
@@ -76,10 +101,11 @@ def rate(text: str) -> float:
 
 def seconds(text: str) -> float:
     """A time greater than 0 (argparse type): ``90``, ``90s``, ``5m`` or ``2h``, in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     value = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a time such as 90, 90s, 5m or 2h is needed, got {text!r}")
+    if not 0 < value <= TIME_LIMIT_S:
+        most = ", at most 10 days" if value else ""
+        raise argparse.ArgumentTypeError(f"a time such as 90, 90s, 5m or 2h is needed{most}, got {text!r}")
     return value
 
 

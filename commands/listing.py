@@ -15,6 +15,13 @@ IF_NAMED = "only if named"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what there is of a kind, or the overview; ``--json`` for programs."""
+    for option, given, kind in (
+        ("--workload-file", arguments.workload_files, "workloads"),
+        ("--plugin", arguments.plugins, "implementations"),
+        ("--all", arguments.all, "implementations"),
+    ):
+        if given and arguments.what != kind:
+            raise UsageError(f"{option} is for `spikemark list {kind}`")
     if arguments.what is None:
         if arguments.json:
             raise UsageError(f"list --json needs one of {', '.join(LISTS)}")
@@ -48,9 +55,7 @@ def workloads(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Workloads with their sizes as published; those of ``--workload-file`` follow."""
     from spikemark.suites import workloads
 
-    found = list(workloads.built_in().values())
-    for file in arguments.workload_files:
-        found += workloads.load(file).values()
+    found, _ = workloads.catalog(arguments.workload_files)
     return [
         {
             "workload": w.name,
@@ -64,7 +69,7 @@ def workloads(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             "params": vars(w.params),
             "operators": list(w.operators),
         }
-        for w in found
+        for w in found.values()
     ]
 
 

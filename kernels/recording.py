@@ -6,7 +6,9 @@ nothing, and an array of Python objects is refused without being unpickled.
 
 from __future__ import annotations
 
+import io
 import math
+import stat
 import tokenize
 import zipfile
 import zlib
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 ARRAY = "spikes"
 TIME_AXIS = 1
 BYTES_LIMIT = 2**32  # of the array as stored: more would not fit beside its copy on the machines we know
+HEADER_LIMIT = 10_000  # bytes, as numpy's own; a boolean array's has about a hundred
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,17 @@ class _opened:
 
     def __enter__(self) -> tuple[IO[bytes], int]:
         try:
-            self.zip = zipfile.ZipFile(self.path)
+            plain = stat.S_ISREG(Path(self.path).stat().st_mode)
+            if plain:  # a pipe would be waited for, a device read for ever
+                self.zip = zipfile.ZipFile(self.path)
         except FileNotFoundError:
             raise _fault(self.path, "does not exist") from None
         except OSError as error:
             raise _fault(self.path, f"cannot be read: {error.strerror or error}") from None
         except (zipfile.BadZipFile, ValueError) as error:
             raise _fault(self.path, f"is not a .npz file, or is truncated ({error})") from None
+        if not plain:
+            raise _fault(self.path, "is not a plain file")
         names = self.zip.namelist()
         if f"{ARRAY}.npy" not in names:
             held = ", ".join(sorted(n.removesuffix(".npy") for n in names)[:5]) or "nothing"
@@ -122,10 +129,17 @@ class _opened:
 def _header(path: str | Path, stream: IO[bytes], size: int, time_axis: int | None) -> Header:
     try:
         version = npy.read_magic(stream)
-        readers: dict[Any, Any] = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        readers: dict[Any, Any] = {(1, 0): (2, npy.read_array_header_1_0), (2, 0): (4, npy.read_array_header_2_0)}
         if version not in readers:
             raise ValueError(f"format version {version} is not read")
-        shape, fortran_order, dtype = readers[version](stream)
+        width, reader = readers[version]
+        prefix = stream.read(width)
+        length = int.from_bytes(prefix, "little")
+        if length > HEADER_LIMIT:  # numpy would read all of it before it refuses
+            raise ValueError(f"its header says that it has {length} bytes")
+        shape, fortran_order, dtype = reader(io.BytesIO(prefix + stream.read(length)))
+        if not all(type(n) is int for n in shape):  # numpy takes True for a size
+            raise ValueError(f"its shape is {list(shape)}")
         if min(shape, default=0) < 0:
             raise ValueError(f"its shape is {list(shape)}")
     except (ValueError, SyntaxError, TypeError, tokenize.TokenError, RecursionError, MemoryError) as error:

@@ -179,8 +179,9 @@ def implementation(
 
 def closest(word: str, known: list[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    lowered = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
+    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 
 def _known_operator(operator: str) -> None:
@@ -245,7 +246,7 @@ def load_plugin(path: str | Path) -> None:
     loader = spec.loader
     try:
         _with_source(f"plug-in {file.name}", lambda: loader.exec_module(module))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"plug-in {path} failed to import: {type(error).__name__}: {error}") from error
     _plugin_files.add(str(file))
 

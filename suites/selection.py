@@ -5,6 +5,8 @@ Torch-free to import; building a plan loads the operators it names, which import
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -51,32 +53,14 @@ def build(
     """
     chosen = Selection(**{field: tuple(values) for field, values in selection.items()})
     plan = PRESETS[_one("preset", preset, PRESETS)]
-    catalog, own = _catalog(recordings, workload_files)
+    pairs = [(entry, None) if isinstance(entry, str) else entry for entry in recordings]
+    catalog, own = workloads.catalog(workload_files, pairs)
     _check(chosen, catalog)
     devices = resolve_devices(chosen.devices)
     cases = _cases(chosen, plan, catalog, own, devices, seed)
     if not cases:
         raise NothingMeasured(_what_was_close(chosen, lambda s: _cases(s, plan, catalog, own, devices, seed)))
     return cases
-
-
-def _catalog(
-    recordings: Sequence[str | tuple[str, int | None]], files: Sequence[str]
-) -> tuple[dict[str, Workload], list[str]]:
-    """All workloads by name, and the names of those that a person brought (recordings and workload files)."""
-    catalog = dict(workloads.built_in())
-    own: list[str] = []
-    brought: list[tuple[str, list[Workload]]] = [(str(f), list(workloads.load(f).values())) for f in files]
-    for entry in recordings:
-        path, time_axis = (entry, None) if isinstance(entry, str) else entry
-        brought.append((str(path), workloads.from_recording(path, time_axis)))
-    for path, layers in brought:
-        for workload in layers:
-            if workload.name in catalog:
-                raise UsageError(f"{path}: there is already a workload {workload.name!r}; rename one of the two")
-            catalog[workload.name] = workload
-            own.append(workload.name)
-    return catalog, own
 
 
 def _cases(
@@ -119,11 +103,15 @@ def _variants(
         for rate in chosen.rates or part.rates or (workload.spike_rate,):
             problem = workload.problem(batch, rate, seed)
             for device in devices:
-                for dtype in chosen.dtypes or ("float32",):
+                for dtype in _dtypes(chosen):
                     for phase in OPERATORS[operator].phases:
                         if matches(phase, chosen.phases or ("*",)):
                             for name in _implementations(chosen, plan.skip, operator, device):
                                 yield Case(operator, phase, name, device, dtype, problem)
+
+
+def _dtypes(chosen: Selection) -> list[str]:
+    return [dtype for dtype in registry.FLOATS if matches(dtype, chosen.dtypes or ("float32",))]
 
 
 def _implementations(chosen: Selection, skip: Sequence[str], operator: str, device: str) -> list[str]:
@@ -142,8 +130,10 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(_pattern(p).fullmatch(name) for p in patterns)
 
 
+@functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(re.escape(text).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
+    """As the standard library's globs, which never backtrack over a ``*``, but without ``[``."""
+    return re.compile(fnmatch.translate(text.replace("[", "[[]")))
 
 
 def _is_glob(text: str) -> bool:
@@ -176,8 +166,11 @@ def _check(chosen: Selection, catalog: dict[str, Workload]) -> None:
     _known("phase", chosen.phases, (phase for op in OPERATORS.values() for phase in op.phases))
     networks = {name.split("/")[0] for name in catalog}
     for pattern in chosen.workloads:
-        if pattern in networks:
-            raise UsageError(f"unknown workload {pattern!r} (did you mean '{pattern}/*'?)")
+        network = pattern.removesuffix("/")
+        if network in networks:
+            raise UsageError(f"unknown workload {pattern!r} (did you mean '{network}/*'?)")
+        if pattern.startswith("recording:") and not any(name.startswith("recording:") for name in catalog):
+            raise UsageError(f"workload {pattern!r} needs a recording: --spikes FILE")
     _known("workload", chosen.workloads, catalog)
     _known("dtype", chosen.dtypes, registry.FLOATS)
     if chosen.implementations:
@@ -199,8 +192,8 @@ def resolve_devices(asked: Sequence[str]) -> list[str]:
     none. ``UsageError`` for anything that is not here.
     """
     found: list[str] = []
-    for name in asked or ("",):
-        if name == "":
+    for name in asked or (None,):
+        if name is None:
             found.append("cuda:0" if _gpus() else "cpu")
         elif name == "all":
             found += ["cpu", *(f"cuda:{i}" for i in range(_gpus()))]
@@ -210,7 +203,7 @@ def resolve_devices(asked: Sequence[str]) -> list[str]:
 
 
 def _device(name: str) -> str:
-    parts = re.fullmatch(r"(cpu|cuda)(?::(\d{1,4}))?", name)
+    parts = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,4}))?", name)
     if parts is None:
         near = " (did you mean 'cuda'?)" if "gpu" in name.lower() else registry.closest(name, ["cpu", "cuda", "all"])
         raise UsageError(f"unknown device {name!r}{near}; known: cpu, cpu:N (N threads), cuda, cuda:I, all")

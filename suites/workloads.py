@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ BUILT_IN = Path(__file__).with_name("workloads.toml")
 RECORDING_OPERATORS = ("conv_backward", "srm_conv2d", "adjusted_avg_pool2d")
 RECORDING_KERNEL = (3, 3)  # a convolution that keeps channels and size, as most layers of the networks do
 RECORDING_POOL = (2, 2)
+NAME_LIMIT = 64  # characters: names become parts of file names
+COUNT_LIMIT = 10**9  # of one size; what is larger is a slip of the finger, and overflows further on
+BYTES_LIMIT = 2**20  # of a workload file: thousands of layers
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -98,9 +102,15 @@ def built_in() -> dict[str, Workload]:
 def load(path: str | Path) -> dict[str, Workload]:
     """Workloads of a TOML file of the form of ``workloads.toml``. ``UsageError`` names the file and the entry."""
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            text = file.read(BYTES_LIMIT + 1)
+        if len(text) > BYTES_LIMIT:
+            raise UsageError(f"workload file {path} has more than {BYTES_LIMIT} bytes: it is no list of layers")
+        data = tomllib.loads(text.decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"workload file {path}: {error.strerror or error}") from None
+    except RecursionError:
+        raise UsageError(f"workload file {path} is nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"workload file {path} is not valid TOML: {error}") from None
     found: dict[str, Workload] = {}
@@ -108,18 +118,18 @@ def load(path: str | Path) -> dict[str, Workload]:
         layers = table.get("layers") if isinstance(table, dict) else None
         if not isinstance(layers, list) or not layers:
             raise UsageError(f"workload file {path}: network {network!r} needs a list `layers`")
-        before = "input"
+        earlier: list[str] = []
         for position, entry in enumerate(layers, 1):
             label = entry.get("name", f"layer {position}") if isinstance(entry, dict) else f"layer {position}"
             try:
-                workload = _parse(network, table, entry, before)
+                workload = _parse(network, table, entry, earlier)
                 if workload.name in found:
                     raise ValueError("the name is used twice")
             except (KeyError, TypeError, ValueError) as error:
                 what = f"`{error.args[0]}` is missing" if isinstance(error, KeyError) else str(error)
                 raise UsageError(f"workload file {path}: {network}/{label}: {what}") from None
             found[workload.name] = workload
-            before = label
+            earlier.append(label)
     if not found:
         raise UsageError(f"workload file {path} holds no network")
     return found
@@ -135,8 +145,8 @@ _KIND_FIELDS = {
 }
 
 
-def _parse(network: str, table: dict[str, Any], entry: Any, before: str) -> Workload:
-    """One layer; ``ValueError``, ``TypeError`` or ``KeyError`` say what is wrong with it."""
+def _parse(network: str, table: dict[str, Any], entry: Any, earlier: Sequence[str]) -> Workload:
+    """One layer, after the layers named ``earlier``; ``ValueError``, ``TypeError``, ``KeyError`` say what is wrong."""
     if not isinstance(entry, dict):
         raise ValueError('a layer must be a table such as { name = "conv1", conv = [3, 128], size = 32, kernel = 3 }')
     kinds = [kind for kind in _KIND_FIELDS if kind in entry]
@@ -150,12 +160,19 @@ def _parse(network: str, table: dict[str, Any], entry: Any, before: str) -> Work
     for part in (network, entry["name"]):
         if not isinstance(part, str) or not NAME.fullmatch(part):
             raise ValueError(f"the name {part!r} may hold only letters, digits, '.', '_' and '-'")
+        if len(part) > NAME_LIMIT:
+            raise ValueError(f"the name has {len(part)} characters; at most {NAME_LIMIT} are allowed")
     rate = both["spike_rate"]
     if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not 0 <= rate <= 1:
         raise ValueError(f"`spike_rate` must be a number from 0 to 1, got {rate!r}")
     params = both.get("neuron_params", {})
     if not isinstance(params, dict):
         raise ValueError("`neuron_params` must be a table such as { tau_m = 5, tau_s = 3, tau_g = 2.5, v_th = 1 }")
+    if strange := sorted(set(params) - {f.name for f in fields(SrmParams)}):
+        raise ValueError(f"unknown field {strange[0]!r} of `neuron_params`")
+    source = entry.get("from", earlier[-1] if earlier else "input")
+    if source != "input" and source not in earlier:
+        raise ValueError(f'`from` must be "input" or an earlier layer of the network, got {source!r}')
     shared: dict[str, Any] = {
         "name": f"{network}/{entry['name']}",
         "kind": kind,
@@ -163,7 +180,7 @@ def _parse(network: str, table: dict[str, Any], entry: Any, before: str) -> Work
         "time_steps": _count("time_steps", both["time_steps"]),
         "spike_rate": float(rate),
         "params": SrmParams(**params),
-        "source": str(entry.get("from", before)),
+        "source": source,
         "about": str(table.get("about", "")),
     }
     return Workload(**shared, **_shapes(kind, entry))
@@ -193,8 +210,8 @@ def _shapes(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"`{name}` must be an integer >= 1, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= COUNT_LIMIT:
+        raise ValueError(f"`{name}` must be an integer from 1 to {COUNT_LIMIT}, got {value!r}")
     return value
 
 
@@ -204,6 +221,27 @@ def _counts(name: str, value: Any) -> tuple[int, int]:
     if not isinstance(items, list) or len(items) != 2:
         raise ValueError(f"`{name}` must be two integers, got {value!r}")
     return _count(name, items[0]), _count(name, items[1])
+
+
+def catalog(
+    files: Sequence[str] = (), recordings: Sequence[tuple[str, int | None]] = ()
+) -> tuple[dict[str, Workload], list[str]]:
+    """All workloads by name, built-in ones first, and the names of those that a person brought.
+
+    ``recordings`` are pairs of path and time axis. ``UsageError`` as ``load`` and ``from_recording``, or for a name
+    that is taken.
+    """
+    found = dict(built_in())
+    own: list[str] = []
+    brought = [(file, list(load(file).values())) for file in files]
+    brought += [(path, from_recording(path, time_axis)) for path, time_axis in recordings]
+    for path, layers in brought:
+        for workload in layers:
+            if workload.name in found:
+                raise UsageError(f"{path}: there is already a workload {workload.name!r}; rename one of the two")
+            found[workload.name] = workload
+            own.append(workload.name)
+    return found, own
 
 
 def from_recording(path: str | Path, time_axis: int | None = None) -> list[Workload]:
@@ -219,7 +257,7 @@ def from_recording(path: str | Path, time_axis: int | None = None) -> list[Workl
     except ValueError as error:
         raise UsageError(str(error)) from None
     batch, time_steps, *shape = spikes.shape
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem) or "_"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).stem)[:NAME_LIMIT] or "_"
     shared: dict[str, Any] = {
         "batch": batch,
         "time_steps": time_steps,

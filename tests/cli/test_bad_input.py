@@ -14,6 +14,20 @@ from spikemark.harness.runfolder import RunFolder, new_meta
 COMMAND = [sys.executable, "-m", "spikemark"]
 
 
+LAYER = "[n]\ntime_steps = 2\nbatch = 1\nspike_rate = 0.1\nlayers = [{ name = 'l', neuron = 8 }]\n"
+WRONG_LAYERS = {
+    "ok": LAYER,
+    "clash": LAYER.replace("[n]", "[mnist]").replace("'l'", "'conv1'"),
+    "field": LAYER.replace("batch", "bach"),
+    "tau_x": LAYER.replace("batch", "neuron_params = { tau_x = 3 }\nbatch"),
+    "many": LAYER.replace("8", "9" * 30),
+    "long": LAYER.replace("'l'", f"'{'l' * 65}'"),
+    "from": LAYER.replace("8 }", "8, from = 'later' }"),
+    "deep": "a = " + "[" * 100_000,
+    "large": "#" * (2**20 + 1),
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with every file that is wrong in one way."""
@@ -37,7 +51,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "threshold": "neuron_params = { v_th = -1 }",
     }.items():
         Path(f"{name}.toml").write_text(layer.format(line))
+    for name, text in WRONG_LAYERS.items():
+        Path(f"{name}.toml").write_text(text)
     Path("broken.py").write_text("import nothing_of_this_name\n")
+    Path("leaves.py").write_text("import sys\nsys.exit(0)\n")
+    Path("syntax.py").write_text("def f(:\n")
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/letter.txt").write_text("dear")
@@ -55,30 +73,56 @@ USAGE = [
     ("run --preset quik", "unknown preset 'quik' (did you mean 'quick'?)"),
     ("run --operator srm_neurom", "unknown operator 'srm_neurom' (did you mean 'srm_neuron'?)"),
     ("run --phase bakward", "unknown phase 'bakward' (did you mean 'backward'?)"),
+    ("run --implementation NATIVE", "unknown implementation 'NATIVE' (did you mean 'native'?)"),
     ("run --implementation natve", "unknown implementation 'natve' (did you mean 'native'?)"),
     ("run --workload mnist/cnv1", "unknown workload 'mnist/cnv1' (did you mean 'mnist/conv1'?)"),
+    ("run --workload mnist", "unknown workload 'mnist' (did you mean 'mnist/*'?)"),
+    ("run --workload mnist/", "unknown workload 'mnist/' (did you mean 'mnist/*'?)"),
+    ("run --workload recording:*", "workload 'recording:*' needs a recording: --spikes FILE"),
     ("verify --workload mnist/cnv1", "unknown workload 'mnist/cnv1' (did you mean 'mnist/conv1'?)"),
     ("run --device gpu", "unknown device 'gpu' (did you mean 'cuda'?)"),
     ("env --device gpu", "unknown device 'gpu' (did you mean 'cuda'?)"),
     ("run --device cuda:77", "device 'cuda:77': "),
+    ("run --device cpu:\u0662", "unknown device 'cpu:\u0662'"),
+    ("run --device CPU", "unknown device 'CPU' (did you mean 'cpu'?)"),
     ("run --device cpu:0", "device 'cpu:0': threads must be from 1 to"),
+    ("run --dtype int8", "unknown dtype 'int8'; known: float32, float16, bfloat16, float64"),
     ("run --dtype float23", "unknown dtype 'float23' (did you mean 'float32'?)"),
     ("run --batch 0", "argument --batch: a whole number of at least 1 is needed, got '0'"),
     ("run --batch 1e3", "argument --batch: a whole number of at least 1 is needed, got '1e3'"),
-    ("run --batch 99999999999999999999", "argument --batch: a whole number of at least 1 is needed"),
+    ("run --batch 99999999999999999999", "a whole number of at least 1 and at most 999999999 is needed"),
+    ("run --batch -3", "argument --batch: a whole number of at least 1 is needed, got '-3'"),
     ("run --passes -1", "argument --passes: "),
     ("run --seed ten", "argument --seed: a whole number of at least 0 is needed, got 'ten'"),
+    ("run --spike-rate -5%", "spike rate must be from 0 to 1 (or 0% to 100%), got -0.05"),
+    ("run --spike-rate 150%", "spike rate must be from 0 to 1 (or 0% to 100%), got 1.5"),
     ("run --spike-rate 12", "spike rate must be from 0 to 1 (or 0% to 100%), got 12"),
     ("run --spike-rate nan%", "spike rate must be from 0 to 1"),
     ("run --spike-rate much", "argument --spike-rate: a firing rate such as 0.05 or 5% is needed, got 'much'"),
+    ("run --time-limit -5s", "argument --time-limit: a time such as 90, 90s, 5m or 2h is needed, got '-5s'"),
+    ("run --time-limit 999999999h", "a time such as 90, 90s, 5m or 2h is needed, at most 10 days, got"),
     ("run --time-limit 0", "argument --time-limit: a time such as 90, 90s, 5m or 2h is needed, got '0'"),
     ("run --time-axis 1", "--time-axis says where time is in a recording: it needs --spikes FILE"),
     ("run --workload-file tau.toml", "tau.toml: n/l: SrmParams: tau_m must be at least 1 time step, got 0.5"),
     ("run --workload-file equal.toml", "equal.toml: n/l: SrmParams: tau_m must be different from tau_s=4, got 4"),
     ("run --workload-file threshold.toml", "threshold.toml: n/l: SrmParams: v_th must be greater than 0, got -1"),
     ("run --workload-file none.toml", "workload file none.toml: No such file"),
+    ("run --workload-file clash.toml", "clash.toml: there is already a workload 'mnist/conv1'"),
+    ("list workloads --workload-file clash.toml", "clash.toml: there is already a workload 'mnist/conv1'"),
+    ("list workloads --workload-file ok.toml --workload-file ok.toml", "there is already a workload 'n/l'"),
+    ("list workloads --workload-file field.toml", "field.toml: n/l: unknown field 'bach'"),
+    ("list workloads --workload-file tau_x.toml", "tau_x.toml: n/l: unknown field 'tau_x' of `neuron_params`"),
+    ("list workloads --workload-file many.toml", "many.toml: n/l: `neuron` must be an integer from 1 to 1000000000"),
+    ("list workloads --workload-file long.toml", "the name has 65 characters; at most 64 are allowed"),
+    ("list workloads --workload-file from.toml", '`from` must be "input" or an earlier layer of the network'),
+    ("list workloads --workload-file deep.toml", "workload file deep.toml is nested too deeply"),
+    ("list workloads --workload-file large.toml", "workload file large.toml has more than 1048576 bytes"),
+    ("list operators --workload-file ok.toml", "--workload-file is for `spikemark list workloads`"),
+    ("list --plugin leaves.py", "--plugin is for `spikemark list implementations`"),
+    ("list workloads --all", "--all is for `spikemark list implementations`"),
     ("list workloads --workload-file file", "workload file file holds no network"),
     ("run --spikes none.npz", "spike file none.npz does not exist"),
+    ("run --spikes /dev/null", "spike file /dev/null is not a"),
     ("run --spikes cut.npz", "spike file cut.npz is not a .npz file, or is truncated"),
     ("run --spikes file", "spike file file is not a .npz file"),
     ("run --spikes rank.npz", "spike file rank.npz has 'spikes' of shape [3, 4, 4]: [C, T, H, W] or"),
@@ -93,6 +137,9 @@ USAGE = [
     ("run --spikes good.npz --spikes good.npz", "already a workload 'recording:good/conv'"),
     ("run --plugin none.py", "plug-in none.py is not a file"),
     ("run --plugin broken.py", "plug-in broken.py failed to import: ModuleNotFoundError"),
+    ("run --plugin leaves.py", "plug-in leaves.py failed to import: SystemExit"),
+    ("run --plugin syntax.py", "plug-in syntax.py failed to import: SyntaxError"),
+    ("run --plugin full", "plug-in full is not a file"),
     ("list implementations --plugin none.py", "plug-in none.py is not a file"),
     ("run --resume", "--resume needs --out DIR"),
     ("run --resume --out nowhere", "run folder nowhere does not exist"),
@@ -102,6 +149,9 @@ USAGE = [
     ("run --out run", "run already holds a run"),
     ("run --out file", "file is a file, not a folder"),
     ("run --out file/inner", "file/inner"),
+    (f"run --resume --out {'o' * 300}", "File name too long"),
+    (f"report {'o' * 300}", "File name too long"),
+    (f"run --plugin {'p' * 300}", "File name too long"),
     ("report", "the following arguments are required: RUN"),
     ("report nowhere", "run folder nowhere does not exist"),
     ("report full", "full is no run folder"),
@@ -120,6 +170,27 @@ def test_bad_input_is_one_line_and_exit_2(
     assert message in err
     left = {p.name for p in folder.iterdir() if p.is_dir()}
     assert left == {"full", "run"}, "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--device", ""], "an empty argument after --device: is a variable not set?"),
+        (["run", "--out="], "an empty argument after --out: is a variable not set?"),
+        (["run", "--spikes", "", "--preset", "smoke"], "an empty argument after --spikes"),
+        (["report", ""], "an empty argument after report"),
+        ([""], "an empty argument: is a variable not set?"),
+        (["run", "--out", "a\0b"], "a NUL character in 'a\\x00b'"),
+        (["run", "--operator", "\udcff"], "unknown operator '\\udcff'"),
+    ],
+)
+def test_words_that_a_script_gets_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """An empty one would else mean "not given" and measure what nobody asked for."""
+    code = runner.main(words)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1, err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -104,7 +105,7 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
         "no bytes": (folder / "nothing.npz", "truncated"),
         "text": (folder / "text.npz", "not a .npz"),
         "npy": (folder / "plain.npy", "not a .npz"),
-        "folder": (folder / "folder.npz", "cannot be read"),
+        "folder": (folder / "folder.npz", "is not a plain file"),
         "no array": (save(folder / "other.npz", weights=np.ones(3)), "no array 'spikes'; it holds: 'weights'"),
         "rank 3": (save(folder / "rank.npz", spikes=spikes((3, 4, 5))), "shape [3, 4, 5]"),
         "scalar": (save(folder / "scalar.npz", spikes=np.bool_(True)), "shape []"),
@@ -122,6 +123,12 @@ def broken(folder: Path) -> dict[str, tuple[Path, str]]:
         "long": (raw_npz(folder / "long.npz", npy_header((1, 1, 1, 2), "|b1") + bytes(10)), "holds more"),
         "huge": (raw_npz(folder / "huge.npz", npy_header((9999, 9999, 999, 999), "<f8")), "GiB"),
         "negative": (raw_npz(folder / "negative.npz", npy_header((-1, 4, 5, 6), "|b1")), "shape is [-1, 4, 5, 6]"),
+        "a bool for a size": (raw_npz(folder / "true.npz", npy_header((True, 1, 1, 2), "|b1") + bytes(2)), "[True, 1"),
+        "long header": (
+            raw_npz(folder / "header.npz", b"\x93NUMPY\x02\x00" + (2**32 - 1).to_bytes(4, "little") + b"{"),
+            "its header says that it has 4294967295 bytes",
+        ),
+        "device": (Path("/dev/null"), "is not a"),
         "bad header": (raw_npz(folder / "magic.npz", b"\x93NUMPY\x01\x00\x06\x00{}}}} \n"), "damaged array"),
         "not an array": (raw_npz(folder / "noarray.npz", b"hello"), "damaged array"),
     }
@@ -150,6 +157,22 @@ def test_a_claim_beyond_the_limit_is_refused_before_the_data_is_read(tmp_path: P
         recording.header(path)
     monkeypatch.setattr(recording, "BYTES_LIMIT", 360)
     assert recording.header(path).bytes == 360
+
+
+def test_a_long_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A few bytes of a compressed file can say and hold gigabytes of header."""
+    path = raw_npz(tmp_path / "a.npz", b"\x93NUMPY\x02\x00" + (2**24).to_bytes(4, "little") + b" " * 2**24)
+    with recording._opened(path) as (stream, size):
+        with pytest.raises(ValueError, match="its header says"):
+            recording._header(path, stream, size, None)
+        assert stream.tell() < 100
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match="is not a plain file"):
+        recording.read(tmp_path / "a.npz")
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_default_implementations_run_unless_named() -> None:
 
 
 def test_globs_and_axes_multiply() -> None:
+    assert {c.dtype for c in selection.build("smoke", dtypes=["*16"])} == {"float16", "bfloat16"}
     cases = selection.build(
         "quick",
         operators=["srm_neu*"],
@@ -92,6 +93,8 @@ def test_a_pattern_is_no_regular_expression() -> None:
     assert selection.matches("a.b", ["a.b"]) and not selection.matches("axb", ["a.b"])
     assert not selection.matches("b", ["[ab]"]) and selection.matches("[ab]", ["[ab]"])
     assert selection.matches("net/conv1", ["net*"]) and not selection.matches("my-net/conv1", ["net*"])
+    assert selection.matches("a\nb", ["a?b"]) and selection.matches("a", ["*a***"])
+    assert not selection.matches("a" * 60, ["*a" * 40 + "b"]), "and in no time that grows with 2^stars"
 
 
 def test_a_recording_runs_beside_the_preset_at_its_own_batch_and_rate(recorded: Path) -> None:

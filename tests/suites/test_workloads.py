@@ -152,10 +152,10 @@ def test_a_file_of_your_own(tmp_path: Path) -> None:
         ("tau_s = 4", "tau_s = 9", "tau_m must be different from tau_s=9, got 9"),
         ("tau_g = 2", "v_th = -1", "v_th must be greater than 0, got -1"),
         ("tau_g = 2", "tau_x = 2", "tau_x"),
-        ("batch = 4", "batch = 0", "`batch` must be an integer >= 1, got 0"),
+        ("batch = 4", "batch = 0", "`batch` must be an integer from 1 to 1000000000, got 0"),
         ("batch = 4", "", "`batch` is missing"),
         ("0.05", "5", "`spike_rate` must be a number from 0 to 1, got 5"),
-        ("time_steps = 8", "time_steps = 8.5", "`time_steps` must be an integer >= 1, got 8.5"),
+        ("time_steps = 8", "time_steps = 8.5", "`time_steps` must be an integer from 1 to 1000000000, got 8.5"),
         ('"wide"', '"deep"', "the name is used twice"),
         ('"wide"', '"wi/de"', "'wi/de'"),
         ("kernel = 3,", "kernel = 30,", "a kernel of 30 does not fit an input of 9x9"),
@@ -179,6 +179,12 @@ def test_a_bad_file_is_one_line_that_names_the_entry(tmp_path: Path, was: str, b
         workloads.load(path)
     message = str(caught.value)
     assert "mine.toml" in message and named in message and "\n" not in message, message
+
+
+def test_a_file_saved_by_a_windows_editor(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert [w.name for w in workloads.load(path).values()] == ["mine/deep", "mine/wide"]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
