@@ -301,6 +301,19 @@ class HostileWrongOnce(Right):
         return state
 
 
+@hostile("incorrect", "")
+class HostileCorruptsLater(Right):
+    """Right, but after ten calls it zeroes its input through its address: whoever shares the input goes wrong too."""
+
+    def spoil(self, state: SrmState) -> Any:
+        if self.calls > 10:
+            self.given.numpy()[...] = 0
+        return state
+
+    def before(self, given: Tensor) -> None:
+        self.given = given
+
+
 # -- changes to the process ----------------------------------------------------------------------------------------
 
 

@@ -171,6 +171,19 @@ def test_the_run_folder_is_finished(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "benchmarks.json").is_file()
 
 
+def test_the_run_says_where_its_time_went(tmp_path: Path) -> None:
+    """The fake's cases say that they spent 2 ms in kernels, its process that torch took 3 ms to import."""
+    measure(tmp_path / "r", [case("ok"), case("fine")], passes=2)
+    time = RunFolder.load(tmp_path / "r").meta["time"]
+    assert time["kernel_s"] == pytest.approx(4 * 0.002)
+    assert time["torch_import_s"] == pytest.approx(2 * 0.003)
+    assert time["harness_share"] == pytest.approx(1 - 0.014 / time["wall_s"], abs=2e-3)
+    measure(tmp_path / "r", [case("ok"), case("fine"), case("binary")], passes=2, resume=True)
+    later = RunFolder.load(tmp_path / "r").meta["time"]
+    assert later["kernel_s"] == pytest.approx(6 * 0.002)
+    assert later["wall_s"] > time["wall_s"]
+
+
 def test_order_is_random_in_blocks_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
     cases = [case(i, f"net/l{w}") for w in range(6) for i in ("a", "b", "c")]
     first = visit_order(cases, 1, 0)
