@@ -202,6 +202,8 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: the exit code; every expected error is one line on stderr."""
+    code = 0
+    _open_streams()
     try:
         code = dispatch(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -214,11 +216,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader has what it wanted: `| head`
         _drop_output()
-        return 0
+        return code
     except OSError as error:
         if error.filename is None:  # no file of ours: standard output
             _drop_output()
         return _fail(f"{error.filename or 'output'}: {error.strerror or error}", EXIT_USAGE)
+
+
+def _open_streams() -> None:
+    """Standard output or error that the caller has closed (``>&-``, a daemon) is None in Python: then it is nothing."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
 
 def _drop_output() -> None:

@@ -33,10 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options(arguments, cases, out)
     settings = replace(settings, passes=arguments.passes or settings.passes, resume=arguments.resume)
     result = supervisor.run(cases, settings, worker_command(), arguments.argv)
-    print(summary(result.path))
-    if result.message:
-        print(terminal.inert(result.message, 1000))
-    print(html.write([result.path], None))
+    page = html.write([result.path], None)  # before anything is printed: a reader such as `head` may be gone
+    lines = [summary(result.path), terminal.inert(result.message, 1000), str(page)]
+    print("\n".join(filter(None, lines)))
     return result.exit_code
 
 
@@ -131,6 +130,5 @@ def summary(path: Path) -> str:
     header = ["Operator", "Phase", "Workload", "On", "Fastest", "Median", "Speed-up"]
     counts = statistics.status_counts(rows)
     failed = ", ".join(f"{n} {status}" for status, n in counts.items() if status != OK)
-    return terminal.table(header, lines, right=[5, 6]) + (
-        f"\nnot measured: {failed} (reasons in the report)" if failed else ""
-    )
+    table = terminal.table(header, lines, right=[5, 6]) if lines else ""
+    return "\n".join(filter(None, [table, f"not measured: {failed} (reasons in the report)" if failed else ""]))

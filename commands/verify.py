@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from spikemark.commands import run as running
 from spikemark.commands import terminal
 from spikemark.harness.records import INCORRECT, OK, Record
 
-EXIT_INCORRECT, EXIT_NOTHING = 3, 4
+EXIT_INCORRECT, EXIT_NOTHING, EXIT_INTERRUPTED = 3, 4, 130
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One row a case; exit code 3 if a result is incorrect, 4 if nothing could be compared."""
+    """One row a case; exit code 3 if a result is incorrect, 4 if nothing could be compared, 130 if interrupted."""
     from spikemark.harness import supervisor
     from spikemark.harness.runfolder import RunFolder
 
@@ -31,11 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
         options = replace(
             running.options(arguments, cases, Path(folder) / "run"), passes=1, ledger=False, call_time=False
         )
-        supervisor.run(cases, options, running.worker_command("--benchmark-disable"), arguments.argv)
+        result = supervisor.run(cases, options, running.worker_command("--benchmark-disable"), arguments.argv)
         records = RunFolder.load(options.out).records
     order = {case.key: i for i, case in enumerate(cases)}
     records.sort(key=lambda record: order[record.case.key])
-    print("\n".join(json.dumps(_json(r)) for r in records) if arguments.json else _table(records))
+    if records:
+        print("\n".join(json.dumps(_json(r)) for r in records) if arguments.json else _table(records))
+    if result.exit_code == EXIT_INTERRUPTED:
+        print(f"interrupted: {len(records)} of {len(cases)} cases were compared", file=sys.stderr)
+        return EXIT_INTERRUPTED
     statuses = {record.status for record in records}
     return EXIT_INCORRECT if INCORRECT in statuses else 0 if OK in statuses else EXIT_NOTHING
 

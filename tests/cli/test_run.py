@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -112,3 +113,74 @@ def test_interrupted_once_it_finishes_the_case_and_writes_the_report(folder: Pat
     assert out.splitlines()[-1] == "out/report.html" and (folder / "out" / "report.html").exists()
     assert "Traceback" not in err
     assert json.loads((folder / "out" / "run.json").read_text())["interrupted"] is True
+
+
+WAITS = """
+import pathlib, time
+from spikemark import kernels
+
+@kernels.implementation("clamped_sign", device="cpu")
+class Waits:
+    'Waits for ever.'
+    def forward(self, x):
+        pathlib.Path("waits").touch()
+        time.sleep(600)
+    def backward(self, grad): raise NotImplementedError
+"""
+
+
+def test_an_interrupted_verify_does_not_say_that_all_is_right(folder: Path) -> None:
+    """The kernel waits for ever: nothing was compared, and that is what is said."""
+    (folder / "waits.py").write_text(WAITS.replace('"waits"', repr(str(folder / "waits"))))
+    words = ("verify", "--workload", "mnist/conv1", "--operator", "clamped_sign", "--phase", "forward")
+    more = ("--implementation", "waits", "--plugin", "waits.py", "--device", "cpu")
+    process = subprocess.Popen(
+        [*COMMAND, *words, *more], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (folder / "waits").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert out == "" and err.splitlines()[-1] == "interrupted: 0 of 1 cases were compared"
+
+
+def test_a_reader_that_is_gone_loses_no_report(folder: Path) -> None:
+    """As with ``| head`` where Python does not buffer: the page is there, and nothing is told of the pipe."""
+    words = (
+        "run",
+        "--preset",
+        "smoke",
+        "--operator",
+        "clamped_sign",
+        "--phase",
+        "forward",
+        "--implementation",
+        "torch",
+    )
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--out", "out"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=120) == 0 and "spikemark:" not in err and "Traceback" not in err
+    assert (folder / "out" / "report.html").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only a POSIX shell closes streams so")
+@pytest.mark.parametrize(("line", "code"), [("list operators >&-", 0), ("lst 2>&-", 2), ("lst >&- 2>&-", 2)])
+def test_closed_streams_are_no_crash(line: str, code: int) -> None:
+    done = subprocess.run(
+        f"'{sys.executable}' -m spikemark {line}", shell=True, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
