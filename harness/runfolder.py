@@ -7,6 +7,7 @@ printed and ``traces/`` what ``profile`` collected. No host name, user name or a
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -110,7 +111,8 @@ def _write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only file system that fails too
+            temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from None
 
 
@@ -176,7 +178,13 @@ class RunFolder:
             (path / "traces").mkdir(exist_ok=True)
         except OSError as error:
             raise storage_error(path, error) from None
-        _write_atomically(path / RUN_JSON, dumps(meta, indent=1) + "\n")
+        try:
+            _write_atomically(path / RUN_JSON, dumps(meta, indent=1) + "\n")
+        except StorageError as error:  # it is no run yet, and must not be in the way of the next attempt
+            for folder in (path / "logs", path / "traces", path):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            raise StorageError(str(error).partition(": free some")[0]) from None
         return cls(path, meta)
 
     @classmethod

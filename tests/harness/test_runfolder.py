@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import os
@@ -159,6 +160,18 @@ def test_two_writers_of_one_run_are_refused(folder: RunFolder) -> None:
         RunFolder.reopen(folder.path)
     folder.close()
     RunFolder.reopen(folder.path)[0].close()
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(StorageError, match=r"no space left to write .*run\.json$"):
+            RunFolder.create(tmp_path / "run", meta())
+    assert list(tmp_path.iterdir()) == []
+    RunFolder.create(tmp_path / "run", meta()).close()
 
 
 def test_a_full_disk_keeps_whole_lines(folder: RunFolder) -> None:
