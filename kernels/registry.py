@@ -23,6 +23,7 @@ from spikemark.kernels.catalog import OPERATORS
 from spikemark.kernels.types import Problem
 
 ENTRY_POINT_GROUP = "spikemark.implementations"
+NAME = re.compile(r"[A-Za-z0-9_.+-]{1,80}")  # of an implementation: it is typed, and a part of keys and file names
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -140,11 +141,17 @@ def implementation(
     ``name`` defaults to the class name in snake_case. ``device`` is ``any``, ``cpu`` or ``cuda``. ``dtypes``
     are torch dtypes or their names. ``requires`` names importable packages. ``baseline`` marks the one
     that speed-ups are against. ``default=False`` keeps it out of runs that do not name it.
-    Raises ``ValueError`` for an unknown operator, a bad device or a name that is taken.
+    Raises ``ValueError`` for an unknown operator, a bad device, dtype or name, or a name that is taken.
     """
     _known_operator(operator)
     if device not in ("any", "cpu", "cuda"):
         raise ValueError(f"device must be 'any', 'cpu' or 'cuda', got {device!r}")
+
+    types = tuple(str(d).removeprefix("torch.") for d in dtypes)
+    if not types or not set(types) <= set(FLOATS):
+        raise ValueError(f"dtypes must be some of {', '.join(FLOATS)}, got {', '.join(types) or 'none'}")
+    if name is not None and not NAME.fullmatch(name):
+        raise ValueError(f"the name {name!r} may hold only letters, digits, '_', '.', '-' and '+', at most 80")
 
     def register(cls: type[Any]) -> type[Any]:
         bases = (cls,) if issubclass(cls, Implementation) else (cls, Implementation)
@@ -152,7 +159,7 @@ def implementation(
             "operator": operator,
             "name": name or snake_case(cls.__name__),
             "device": device,
-            "dtypes": tuple(str(d).removeprefix("torch.") for d in dtypes),
+            "dtypes": types,
             "requires": (requires,) if isinstance(requires, str) else tuple(requires),
             "baseline": baseline,
             "default": default,
@@ -228,7 +235,7 @@ def _with_source(source: str, action: Callable[[], Any]) -> None:
 def load_plugin(path: str | Path) -> None:
     """Import a Python file that registers implementations (``--plugin FILE``); twice is once.
 
-    Raises ``ValueError`` naming the file if it is missing or if importing it fails.
+    Raises ``ValueError`` naming the file if it is missing, if importing it fails, or if it registers nothing.
     """
     file = Path(path).resolve()
     if str(file) in _plugin_files:
@@ -244,10 +251,13 @@ def load_plugin(path: str | Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     loader = spec.loader
+    before = sum(map(len, _classes.values()))
     try:
         _with_source(f"plug-in {file.name}", lambda: loader.exec_module(module))
     except (Exception, SystemExit) as error:
         raise ValueError(f"plug-in {path} failed to import: {type(error).__name__}: {error}") from error
+    if sum(map(len, _classes.values())) == before:
+        raise ValueError(f"plug-in {path} registers no implementation: put @implementation(OPERATOR) before a class")
     _plugin_files.add(str(file))
 
 

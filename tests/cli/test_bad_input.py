@@ -28,6 +28,19 @@ WRONG_LAYERS = {
 }
 
 
+WRONG_PLUGINS = {
+    "nothing": "",
+    "int8": "'clamped_sign', dtypes=('int8',)",
+    "nodtype": "'clamped_sign', dtypes=()",
+    "tpu": "'clamped_sign', device='tpu'",
+    "operator": "'clamped_sgn'",
+    "taken": "'clamped_sign', name='native'",
+    "escape": "'clamped_sign', name='\\x1b[31m'",
+    "star": "'clamped_sign', name='*'",
+    "second": "'clamped_sign', baseline=True",
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, with every file that is wrong in one way."""
@@ -55,6 +68,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(f"{name}.toml").write_text(text)
     Path("broken.py").write_text("import nothing_of_this_name\n")
     Path("leaves.py").write_text("import sys\nsys.exit(0)\n")
+    for name, call in WRONG_PLUGINS.items():
+        head = "from spikemark.kernels import implementation\n"
+        Path(f"{name}.py").write_text(f"{head}@implementation({call})\nclass A:\n    pass\n" if call else head)
     Path("syntax.py").write_text("def f(:\n")
     Path("file").write_text("")
     Path("full").mkdir()
@@ -138,6 +154,15 @@ USAGE = [
     ("run --plugin none.py", "plug-in none.py is not a file"),
     ("run --plugin broken.py", "plug-in broken.py failed to import: ModuleNotFoundError"),
     ("run --plugin leaves.py", "plug-in leaves.py failed to import: SystemExit"),
+    ("run --plugin nothing.py", "plug-in nothing.py registers no implementation"),
+    ("run --plugin int8.py", "dtypes must be some of float32, float16, bfloat16, float64, got int8"),
+    ("run --plugin nodtype.py", "dtypes must be some of float32, float16, bfloat16, float64, got none"),
+    ("run --plugin tpu.py", "device must be 'any', 'cpu' or 'cuda', got 'tpu'"),
+    ("run --plugin operator.py", "unknown operator 'clamped_sgn' (did you mean 'clamped_sign'?)"),
+    ("run --plugin taken.py", "clamped_sign already has an implementation named 'native' (from spikemark)"),
+    ("run --plugin escape.py", "the name '\\x1b[31m' may hold only letters"),
+    ("run --plugin star.py", "the name '*' may hold only letters"),
+    ("run --plugin second.py", "clamped_sign already has a baseline"),
     ("run --plugin syntax.py", "plug-in syntax.py failed to import: SyntaxError"),
     ("run --plugin full", "plug-in full is not a file"),
     ("list implementations --plugin none.py", "plug-in none.py is not a file"),

@@ -323,6 +323,8 @@ def test_a_plugins_neuron_becomes_layers_by_itself(tmp_path, monkeypatch):
         "    def unsupported(self, problem, phase, dtype):\n"
         "        return 'no backward here' if phase == 'backward' else None\n"
     )
+    for operator in registry.OPERATORS:  # else modules imported meanwhile would be lost with the copies
+        registry.implementations(operator)
     for name in ("_classes", "_instances"):
         held = getattr(registry, name)
         copy = {k: dict(v) if isinstance(v, dict) else v for k, v in held.items()}
