@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from spikemark.harness import allocator
 from spikemark.harness.gpu import Gpu
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ MUST_MATCH = (
     "gpu.name gpu.driver gpu.power_limit_w gpu.application_sm_clock_mhz gpu.ecc versions.python_minor versions.torch "
     "versions.cuda versions.cudnn versions.cupy versions.triton versions.cudnn_frontend versions.compiler "
     "versions.compiler_flags versions.system switches.tf32 switches.matmul_precision switches.deterministic "
-    "switches.cudnn_benchmark switches.variables"
+    "switches.cudnn_benchmark switches.malloc switches.variables"
 ).split()
 """Fields that must be equal for two results to be compared. Load, temperature, commit and the like may differ."""
 MUST_MATCH_IN_ONE_RUN = (
@@ -51,6 +52,7 @@ _DISTRIBUTIONS = {
 _VARIABLES = (
     "OMP_NUM_THREADS MKL_NUM_THREADS OMP_PROC_BIND OMP_WAIT_POLICY OMP_SCHEDULE KMP_AFFINITY KMP_BLOCKTIME "
     "GOMP_SPINCOUNT MKL_ENABLE_INSTRUCTIONS ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA DNNL_MAX_CPU_ISA MALLOC_ARENA_MAX "
+    "MALLOC_TRIM_THRESHOLD_ MALLOC_MMAP_MAX_ MALLOC_MMAP_THRESHOLD_ MALLOC_TOP_PAD_ "
     "CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE "
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE PYTORCH_CUDA_ALLOC_CONF PYTORCH_NO_CUDA_MEMORY_CACHING TORCHINDUCTOR_MAX_AUTOTUNE"
 ).split()
@@ -201,7 +203,7 @@ def torch_versions() -> dict[str, Any]:
 
 
 def switches() -> dict[str, Any]:
-    """Global switches that change times or results: TF32, determinism, cuDNN's search, variables that are set."""
+    """Global switches that change times or results: TF32, determinism, cuDNN's search, malloc, variables."""
     import torch
 
     return {
@@ -209,6 +211,7 @@ def switches() -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "malloc": allocator.state(),
         "variables": variables(),
     }
 

@@ -8,7 +8,6 @@ after it (``Leftover.spoils``), so the worker makes way for a fresh one.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import os
@@ -237,13 +236,6 @@ def _is_worker(thread: threading.Thread) -> bool:
 def native_threads() -> int:
     """Threads of this process that the system sees, Python's and others."""
     return int(psutil.Process().num_threads())
-
-
-def trim() -> None:
-    """Give memory that ``malloc`` holds free back to the system (glibc), so that resident memory is what is used."""
-    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if release is not None:
-        release(0)
 
 
 def leak(resident: list[int], calls: list[int]) -> str:

@@ -36,7 +36,7 @@ class Worker:
         self.garbage = 0
         self._buffer = bytearray()
         self._eof = False
-        self._marked = self._size_before_poll = 0
+        self._marked = 0
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read_fd, False)
         os.set_inheritable(write_fd, True)
@@ -68,7 +68,6 @@ class Worker:
         """Events that arrived, waiting up to ``timeout_s`` for the first. Lines that are no event are counted."""
         if self._eof:
             return []
-        self._size_before_poll = self._log_size()
         watched = [self._read_fd] + ([self._ended] if self._ended is not None else [])
         select.select(watched, [], [], timeout_s)
         # Ask for the end before reading: what was written before it is then certainly in the pipe. A child that the
@@ -108,19 +107,15 @@ class Worker:
         except psutil.Error:
             return 0
 
-    def mark(self) -> None:
-        """A case has started: what was printed before the wait for that news was another's.
-
-        Of what was printed during the wait nobody can tell; the end of the log, which ``last_words`` reads, is this
-        case's whenever it printed anything.
-        """
-        self._marked = self._size_before_poll
+    def mark(self, position: int) -> None:
+        """What the log holds before ``position`` (the worker's own ``log_position``) was another case's."""
+        self._marked = max(0, position)
 
     def limit_log(self) -> None:
         """Empty the log if the worker prints without end: it must not fill the disk."""
         if self._log_size() > LOG_LIMIT_BYTES:
             os.truncate(self.log, 0)
-            self._marked = self._size_before_poll = 0
+            self._marked = 0
             with self.log.open("ab") as file:
                 file.write(b"[log emptied: it had grown beyond 16 MiB]\n")
 
@@ -164,6 +159,17 @@ class Worker:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+def log_position() -> int:
+    """In a worker: how much has been written to its log, for ``Worker.mark``; 0 where that is no file.
+
+    Only the worker knows this in time: when the runner reads that a case has begun, it may be over.
+    """
+    try:
+        return os.fstat(2).st_size
+    except OSError:  # a kernel under development may have closed it
+        return 0
 
 
 def _exit_descriptor(pid: int) -> int | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from spikemark.harness import guards, turns
+from spikemark.harness import allocator, guards, turns
 from spikemark.harness.annotate import Annotation
 from spikemark.harness.clock import DeviceClock, now_ns
 from spikemark.harness.intervals import median_errors
@@ -25,7 +25,8 @@ from spikemark.kernels.definition import BoundCall
 
 NORMAL_95 = 1.96
 BESIDE_S = 0.08
-"""Wall time that flushing and preparing may take in a case's cold samples beyond the first ``min_samples``."""
+"""Wall time that flushing and preparing may take in a case's cold samples beyond the first ``min_samples``, unless the
+budget for kernel time is less: then that."""
 WARM_SHARE = 0.25
 """Warm samples may take this share of the kernel-time budget."""
 WARM_UP_CALLS = 5
@@ -207,7 +208,7 @@ class Sampler:
             self._limit = "kernel time"
         elif count >= self.options.max_samples:
             self._limit = "samples"
-        elif wall_s - spent >= BESIDE_S:
+        elif wall_s - spent >= min(BESIDE_S, self.options.budget_s):
             self._limit = "time beside the kernel"
         if self._narrow or self._limit or count >= self._check_at:
             self._check_at = count + max(2, count // 4)
@@ -246,7 +247,7 @@ class Sampler:
             self.prepare()
             self.call()
             samples.append(self.clock.last_s)
-            if (now_ns() - started) * 1e-9 >= budget + BESIDE_S:
+            if (now_ns() - started) * 1e-9 >= budget + min(BESIDE_S, self.options.budget_s):
                 break
         return samples
 
@@ -279,7 +280,7 @@ class Sampler:
                 self.prepare()
                 self.call()
             self.result = None
-            guards.trim()
+            allocator.trim()
             then.append(resident())
             calls.append(self._calls)
         return guards.leak(then, calls)

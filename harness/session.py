@@ -142,8 +142,9 @@ class Session:
         if kind == "calibration":
             return Calibration({k: v for k, v in event.items() if k not in ("event", "kind")})
         if kind == "start":
-            return self._start(self.pending[int(event["index"])])
+            return self._start(self.pending[int(event["index"])], int(event.get("log", 0)))
         if kind == "turn":
+            self.worker.mark(int(event.get("log", 0)))
             self._turn_to(self._open[self.pending[int(event["index"])].key])
             return None
         if kind == "stage":
@@ -154,11 +155,11 @@ class Session:
             self.ended = not self._open or bool(event.get("spoilt"))
         return None
 
-    def _start(self, case: Case) -> Started | None:
+    def _start(self, case: Case, log: int) -> Started | None:
         if any(running.case.group != case.group for running in self._open.values()):
             self._kill(CRASHED, "its process went on to the next comparison without a result")
             return None
-        self.worker.mark()
+        self.worker.mark(log)
         self._open[case.key] = _Running(case)
         self._turn_to(self._open[case.key])
         return Started(case)

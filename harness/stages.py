@@ -90,7 +90,7 @@ class Stages:
         self._note_what_ran()
         self._stage("recheck")
         assert self.block is not None
-        verify.recheck(self.block, self.bound, sampler.result, "its last timed call")
+        verify.recheck(self.block, self.bound, sampler.result, "its last timed call", self.verified.checksums)
         sampler.result = None
         if self.options.call_time and self.clock.cuda:
             self._call_times()
@@ -113,7 +113,7 @@ class Stages:
     def release(self) -> None:
         """Let go of inputs, bound calls and results; the record stays."""
         self.block = None
-        for name in ("sampler", "bound", "marks"):
+        for name in ("sampler", "bound", "verified"):
             self.__dict__.pop(name, None)
 
     def _check_further(self) -> None:
@@ -155,7 +155,7 @@ class Stages:
             found = verify.gate(self.block, self.implementation, self.clock, self._stage, second=self.options.first)
         self.record.details["gate_s"] = (now_ns() - started) * 1e-9 - (self.clock() - kernel_s)
         self._note_what_ran()
-        self.marks, self.bound = found.fingerprint, found.bound
+        self.verified, self.bound = found, found.bound
         self.record.verification = found.figures()
         if self.options.first:
             self.record.first_call_s = found.first_call_s
@@ -169,7 +169,9 @@ class Stages:
     def _check(self, result: Any) -> None:
         """Compare a sample of a result's bits with the verified call's; if they differ, all of it."""
         outputs = verify.read_outputs(self.bound, result)
-        if self._rechecks < FULL_RECHECKS and not verify.same_bits(verify.fingerprint(outputs), self.marks):
+        if self._rechecks < FULL_RECHECKS and not verify.same_bits(
+            verify.fingerprint(outputs), self.verified.fingerprint
+        ):
             self._rechecks += 1
             assert self.block is not None
             verify.recheck(self.block, self.bound, result, "a timed sample")

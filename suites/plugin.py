@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
-from spikemark.harness import records, turns
+from spikemark.harness import allocator, records, turns
 from spikemark.harness.errors import NothingMeasured, UsageError
+from spikemark.harness.process import log_position
 from spikemark.harness.records import Case, Record
 
 Measure = Callable[[Case, BenchmarkFixture], Record]
@@ -70,6 +71,7 @@ SUITE = pytest.StashKey[Suite]()
 def pytest_configure(config: pytest.Config) -> None:
     """Read the plan or build the preset's cases. Bad input is pytest's usage error: one line, exit 4."""
     config.addinivalue_line("markers", "operators(*names): the operators whose cases a benchmark function measures")
+    allocator.keep_freed_memory()
     started = time.perf_counter()
     import torch  # noqa: F401 - apart, so that its time is known: it is not the harness's
 
@@ -218,7 +220,9 @@ def _measure_block(suite: Suite, cases: list[Case], timed: bool) -> None:
         if event == "start":
             turns.mine().pause(case.key)
             data["key"] = case.key
-        elif event == "record":
+        if event in ("start", "turn"):
+            data["log"] = log_position()
+        if event == "record":
             record = data["record"]
             suite.measured[case.key] = record
             suite.spoilt = suite.spoilt or str(record.details.get("spoilt", ""))

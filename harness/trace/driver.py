@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spikemark.harness.errors import UsageError
+from spikemark.harness.process import log_position
 from spikemark.harness.records import CRASHED, ERROR, OK, TIMED_OUT, Case, Record
 from spikemark.harness.trace import ncu, nsys, summary, target, tools
 from spikemark.harness.trace.summary import TraceSummary
@@ -122,7 +123,7 @@ def main(arguments: list[str]) -> int:
     channel.say("ready", environment={"device": plan["device"]})
     for index, data in enumerate(plan["cases"]):
         case = Case.from_json(data)
-        channel.say("start", index=index, key=case.key)
+        channel.say("start", index=index, key=case.key, log=log_position())
         record = Record(case, plan["pass_index"], OK, environment=plan["environment"], started_s=time.time())
 
         def stage(name: str, index: int = index) -> None:

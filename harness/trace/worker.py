@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from spikemark.harness.process import log_position
 from spikemark.harness.records import ERROR, OK, OUT_OF_MEMORY, Case, Record
 
 
@@ -105,7 +106,7 @@ def main(arguments: list[str]) -> int:
         channel.say("ready", environment=environment.collect(plan["device"]))
         _start_profiler()
         for index, case in enumerate(cases):
-            channel.say("start", index=index, key=case.key)
+            channel.say("start", index=index, key=case.key, log=log_position())
             record = Record(case, plan["pass_index"], OK, environment=plan["environment"], started_s=time.time())
 
             def stage(name: str, index: int = index) -> None:

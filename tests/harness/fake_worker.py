@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from spikemark.harness.process import log_position
 from spikemark.harness.records import Case, Record
 
 EVENTS_FD = int(sys.argv[2])
@@ -97,6 +98,8 @@ def misbehave(name: str) -> None:
         print(os.getpid(), flush=True)
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
+    elif name == "speaks":
+        os.write(2, b"Fatal Python error: another's words\n")
     elif name == "bulky":
         sys.stdout.write("z" * 1000)
 
@@ -105,11 +108,11 @@ def take_turns(plan: dict[str, Any], indices: list[int]) -> None:
     """Cases named ``turns_...`` are begun together; then each has two turns, doing in the second what its name says."""
     cases = {i: Case.from_json(plan["cases"][i]) for i in indices}
     for index, case in cases.items():
-        say("start", index=index, key=case.key)
+        say("start", index=index, key=case.key, log=log_position())
         say("stage", index=index, stage="warm-up")
     for number in range(2):
         for index, case in cases.items():
-            say("turn", index=index)
+            say("turn", index=index, log=log_position())
             say("stage", index=index, stage="measure")
             if number == 1:
                 misbehave(case.implementation.removeprefix("turns_"))
@@ -118,7 +121,7 @@ def take_turns(plan: dict[str, Any], indices: list[int]) -> None:
                     say("end", spoilt="leaks")
                     sys.exit()
     for index, case in cases.items():
-        say("turn", index=index)
+        say("turn", index=index, log=log_position())
         samples = [1e-3] * 10
         say("record", index=index, record=Record(case, plan["pass_index"], "ok", samples=samples).to_json())
 
@@ -142,7 +145,7 @@ def main() -> None:
         if index in together:
             continue
         case = Case.from_json(data)
-        say("start", index=index, key=case.key)
+        say("start", index=index, key=case.key, log=log_position())
         say("stage", index=index, stage="measure")
         misbehave(case.implementation)
         record = Record(case, plan["pass_index"], "ok", samples=[1e-3 * (1 + i / 100) for i in range(10)])

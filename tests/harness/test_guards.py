@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from spikemark.harness import guards
+from spikemark.harness import allocator
 from spikemark.harness.guards import GlobalState, Leftover, leak
 
 MiB = 1 << 20
@@ -144,4 +144,4 @@ def test_a_leak_is_growth_with_every_call(resident: list[int], calls: list[int],
 
 
 def test_trim_gives_memory_back() -> None:
-    guards.trim()
+    allocator.trim()

@@ -164,7 +164,7 @@ def test_growth_is_a_leak_if_it_stays_and_is_its_own(
 ) -> None:
     size, calls = [0], [0]
     monkeypatch.setattr(sampling, "resident", lambda: size[0])
-    monkeypatch.setattr(sampling.guards, "trim", lambda: None)
+    monkeypatch.setattr(sampling.allocator, "trim", lambda: None)
 
     def times() -> Iterator[float]:
         while True:

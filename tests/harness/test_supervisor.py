@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from spikemark.harness.errors import NothingMeasured, UsageError
 from spikemark.harness.locks import DeviceLock
 from spikemark.harness.plan import Variant, visit_order, worker_env
-from spikemark.harness.process import one_line, telling_line
+from spikemark.harness.process import Worker, one_line, telling_line
 from spikemark.harness.progress import Bar, Plain, Progress, Quiet, inert
 from spikemark.harness.records import Case, Record
 from spikemark.harness.runfolder import RunFolder
@@ -84,6 +85,25 @@ def test_every_death_is_one_row_and_the_rest_is_measured(tmp_path: Path) -> None
     assert bytes(range(256)) in b"".join(p.read_bytes() for p in (tmp_path / "r" / "logs").iterdir())
     survivors = [p for p in psutil.process_iter(["cmdline"]) if str(FAKE) in " ".join(p.info["cmdline"] or [])]
     assert not [p for p in survivors if p.ppid() in (1, os.getpid())], "no process is left, children included"
+
+
+def test_last_words_are_the_dead_ones_own_even_if_the_runner_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case may have begun, spoken and died before the runner reads of it; what another said is not its."""
+    poll = Worker.poll
+
+    def late(worker: Worker, timeout_s: float) -> list[dict[str, Any]]:
+        time.sleep(0.3)
+        return poll(worker, timeout_s)
+
+    monkeypatch.setattr(Worker, "poll", late)
+    for seed in range(3):  # other orders
+        measure(tmp_path / str(seed), [case(n) for n in ("aborts", "speaks", "exits")], seed=seed)
+        found = rows(tmp_path / str(seed))
+        assert found["aborts"].reason.endswith(DEATHS["aborts"])
+        assert found["exits"].reason == "its process ended itself with exit code 3 in stage measure"
+        assert found["speaks"].status == "ok"
 
 
 def test_who_dies_in_its_turn_costs_only_its_own_row(tmp_path: Path) -> None:
