@@ -15,11 +15,13 @@ FEW_PAIRS = ("native_auto", "*+native_auto", "torch_*+aten", "native_compact+ate
 class Part:
     """Workloads of a preset and what is measured on them. Names may have * and ?.
 
-    ``operators`` empty: all that fit. ``batch`` None: the preset's. ``rates`` empty: the workload's own firing rate.
+    ``operators`` empty: all that fit; ``phases`` empty: all of theirs. ``batch`` None: the preset's. ``rates`` empty:
+    the workload's own firing rate.
     """
 
     workloads: tuple[str, ...]
     operators: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
     batch: int | None = None
     rates: tuple[float, ...] = ()
 
@@ -77,22 +79,23 @@ SMOKE = Preset(
 
 QUICK = Preset(
     name="quick",
-    summary="a first honest answer in a minute and a half: layers of several networks, small batches, three passes",
-    passes=3,
+    summary="a first honest answer in a minute and a half: layers of several networks, small batches, five passes",
+    passes=5,  # processes differ by more than the samples of one: five short passes tell more than three long ones
     batch=4,
     skip=(*COMPILES, *FEW_PAIRS),
     precision=0.02,
-    budget_s=0.06,
+    budget_s=0.04,
     max_samples=200,
     gate_limit=2**18,
     parts=(
         # Small cases are bound by launches, large ones by memory or arithmetic: both kinds of each operator.
-        Part(("cifar10-vgg/conv2",), operators=("srm_neuron",), batch=2),
+        Part(("cifar10-vgg/conv2",), operators=("srm_neuron",), batch=3),
         Part(("mnist/conv1",), operators=("srm_neuron",), batch=1),
         Part(("cifar10-resnet/stage2-block1-conv1",), operators=("conv_backward",), batch=1),
         Part(("n-mnist/conv2",), operators=("conv_backward",), batch=2),
-        Part(("mnist/conv2",), operators=("srm_conv2d",), batch=4),
-        Part(("mnist/linear1",), operators=("srm_linear",), batch=10),
+        # Of a layer forward and backward; ``step`` is both, one after the other.
+        Part(("mnist/conv2",), operators=("srm_conv2d",), phases=("forward", "backward"), batch=4),
+        Part(("mnist/linear1",), operators=("srm_linear",), phases=("forward", "backward"), batch=10),
         Part(("cifar10-vgg/pool1", "n-mnist/pool1"), batch=4),
         Part(("cifar10-dvs/conv4",), operators=("clamped_sign",), batch=4),
     ),

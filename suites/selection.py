@@ -105,7 +105,7 @@ def _variants(
             for device in devices:
                 for dtype in _dtypes(chosen):
                     for phase in OPERATORS[operator].phases:
-                        if matches(phase, chosen.phases or ("*",)):
+                        if matches(phase, chosen.phases or part.phases or ("*",)):
                             for name in _implementations(chosen, plan.skip, operator, device):
                                 yield Case(operator, phase, name, device, dtype, problem)
 

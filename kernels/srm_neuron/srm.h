@@ -20,7 +20,7 @@ using spikemark::Mask;
 using spikemark::Vector;
 
 constexpr int kTile = 2048;                // neurons of a tile: 8 KiB of float32 a step, two pages in a row
-constexpr int64_t kSerialSteps = 1 << 15;  // fewer neuron-steps than this are not worth waking threads for
+constexpr int64_t kSerialSteps = 1 << 16;  // fewer neuron-steps than this (50 us) are not worth waking threads for
 
 // SrmParams in the precision of the state; filled by Python in this order.
 struct Params { double e_m, e_s, e_g, gain, v_th; };

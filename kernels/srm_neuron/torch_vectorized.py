@@ -53,9 +53,9 @@ class TorchVectorized:
                 grad, memory_format=torch.contiguous_format
             )
         along_time = [1, steps, *[1] * (grad.ndim - 2)]
-        step = torch.arange(steps, device=grad.device).reshape(along_time)
+        step = torch.arange(steps, device=grad.device, dtype=torch.int32).reshape(along_time)  # cummin: 2.4x of int64
         # The first spike at or after each step; `steps` where there is none.
-        following = torch.where(spikes != 0, step, steps).flip(1).cummin(1).values.flip(1)
+        following = torch.where(spikes != 0, step, steps).flip(1).cummin(1).values.flip(1).long()
         silent = following == steps
         at = following.clamp_(max=steps - 1)
         lag = at - step  # of silent ones too it is a valid index, and never negative

@@ -15,7 +15,7 @@ from spikemark.suites.worker import SUITES, worker_command
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = Problem("mnist/tiny", "conv", 2, 5, (1, 12, 12), (4, 8, 8), kernel=(5, 5), spike_rate=0.12)
-OPTIONS = {"precision": 0.5, "budget_s": 0.005, "min_samples": 5, "max_samples": 6, "gate_limit": None}
+OPTIONS = {"precision": 0.5, "budget_s": 0.005, "min_samples": 24, "max_samples": 25, "gate_limit": None}
 
 
 def make_plan(folder: Path, cases: list[Case], plugins: tuple[Path, ...] = (), **more: Any) -> Path:
@@ -89,7 +89,7 @@ def test_every_case_has_its_row_whatever_the_others_do(worked: Worked) -> None:
     assert [r.status for r in found] == ["ok", "ok", "error", "ok", "unavailable", "ok"]
     assert found[2].reason == "ZeroDivisionError: no such kernel"
     assert {r.pass_index for r in records} == {2}
-    assert all(5 <= len(r.samples) <= 6 for r in records if r.status == "ok")
+    assert all(24 <= len(r.samples) <= 25 for r in records if r.status == "ok")
 
 
 def test_implementations_take_turns_and_the_worker_says_whose_turn_it_is(worked: Worked) -> None:
@@ -170,7 +170,7 @@ def test_plain_pytest_selects_saves_and_compares(tmp_path: Path) -> None:
     assert bench["options"]["timer"] == "DeviceClock"
     record = Record.from_json(bench["extra_info"]["spikemark"] | {"samples": bench["stats"]["data"]})
     assert record.status == "ok"
-    assert 5 <= bench["stats"]["rounds"] == len(record.samples) <= 6
+    assert 24 <= bench["stats"]["rounds"] == len(record.samples) <= 25
     assert "node" not in file["machine_info"]
     second = pytest_suites(*arguments, "--benchmark-compare")
     assert "(NOW)" in second.stdout and "(0001_" in second.stdout, second.stdout + second.stderr

@@ -33,7 +33,8 @@ def test_a_preset_covers_every_operator_and_each_case_once(preset: str) -> None:
     cases = selection.build(preset)
     assert len({case.key for case in cases}) == len(cases)
     covered = {(case.operator, case.phase) for case in cases}
-    assert covered == {(o.name, p) for o in OPERATORS.values() for p in o.phases}
+    wanted = {(o.name, p) for o in OPERATORS.values() for p in o.phases}
+    assert covered == {pair for pair in wanted if preset != "quick" or pair[1] != "step"}  # it is the two others
     assert all(case.dtype == "float32" for case in cases)
 
 
@@ -85,7 +86,7 @@ def test_a_named_workload_runs_everything_on_it_at_the_presets_batch() -> None:
     cases = selection.build("quick", workloads=["cifar10-vgg/conv2", "cifar100-vgg/conv2", "mnist/conv1"])
     assert {("conv_backward", "cifar10-vgg/conv2"), ("clamped_sign", "mnist/conv1")} <= pairs(cases)
     batches = {c.workload: c.problem.batch for c in cases}
-    assert batches == {"cifar10-vgg/conv2": 2, "cifar100-vgg/conv2": PRESETS["quick"].batch, "mnist/conv1": 1}
+    assert batches == {"cifar10-vgg/conv2": 3, "cifar100-vgg/conv2": PRESETS["quick"].batch, "mnist/conv1": 1}
     assert {c.problem.batch for c in selection.build("full", workloads=["mnist/conv1"])} == {50}
 
 
