@@ -6,7 +6,9 @@
 * ``speedup`` is baseline time / this time, pass by pass. Where both took turns (``pairing``), a pass's figure is the
   median over pairs of turns, so that the machine's jumps fall on both and cancel; else the ratio of medians.
 * ``roofline`` is the share of the copy bandwidth *of the same pass* that the least possible traffic would need.
-  Above 1 it is flagged ``above-copy-bandwidth``: the data came from a cache, or the cost model is wrong.
+  Above 1 in every pass it is flagged: ``in-cache`` where the traffic fits the last cache, which what the kernel wrote
+  need not have left; else ``above-copy-bandwidth``: the cost model is wrong, or the work was not done.
+* A row is ``noisy`` when its interval is wider than ``NOISY`` either way, whatever made sampling stop in a pass.
 * Within a run, differences below ``RUN_MARGIN`` are no verdict. Implementations that share their inner kernel differ
   by the machine's mood only; a margin wider than that mood makes two honest runs say the same.
 """
@@ -79,6 +81,9 @@ RUN_MARGIN = 0.15
 """Differences within one run below this are no verdict. Turns take the machine's jumps out of a pass, but not what
 stays for all of it: a virtual machine's cores lie now near each other and now far apart, which moves the ratio of a
 kernel with threads to one without by 10 to 20 %. Alternatives worth a change differ by more."""
+
+NOISY = 0.10
+"""Relative half-width of an interval from which on a row is flagged: no first digit to rely on."""
 
 _CASE_COLUMNS = ("operator", "phase", "workload", "implementation", "device", "dtype")
 _WORST_FIRST = (INCORRECT, CRASHED, TIMED_OUT, OUT_OF_MEMORY, ERROR, UNAVAILABLE, UNSUPPORTED, OK)
@@ -173,6 +178,7 @@ class _Merged:
     def __init__(self) -> None:
         self.records: dict[tuple[int, int], Record] = {}
         self.device_name = self.variant = ""
+        self.cache_bytes = 0
 
     def samples(self, name: str = "samples") -> dict[Any, Sequence[float]]:
         if any(r.status != OK for r in self.records.values()):
@@ -189,6 +195,16 @@ def _bandwidths(runs: Sequence[Run]) -> dict[tuple[int, str, int], float]:
     return {key: float(np.median(values)) for key, values in found.items()}
 
 
+def _last_cache(environment: dict[str, Any]) -> int:
+    """Bytes of the device's last-level cache; 0 if unknown."""
+    caches = (environment.get("cpu") or {}).get("caches")
+    gpu = environment.get("gpu")
+    sizes = (
+        [gpu.get("l2_bytes")] if isinstance(gpu, dict) else list(caches.values()) if isinstance(caches, dict) else []
+    )
+    return max((int(s) for s in sizes if isinstance(s, (int, float)) and math.isfinite(s)), default=0)
+
+
 def merge_passes(runs: Sequence[Run]) -> dict[tuple[str, str, str], _Merged]:
     """Records of one or several runs by (case key, device name, variant of an A/B run), in the order first seen."""
     merged: dict[tuple[str, str, str], _Merged] = defaultdict(_Merged)
@@ -200,6 +216,7 @@ def merge_passes(runs: Sequence[Run]) -> dict[tuple[str, str, str], _Merged]:
             variant = str(record.details.get("variant") or "")
             entry = merged[record.case.key, name, variant]
             entry.device_name, entry.variant = name, variant
+            entry.cache_bytes = max(entry.cache_bytes, _last_cache(described))
             entry.records[index, record.pass_index] = record
     return merged
 
@@ -247,6 +264,8 @@ def summarise(run: Run | Sequence[Run]) -> list[Row]:
         rows[i]["passes"] = len(measured)
         if len(measured) == 1:
             rows[i]["flags"].append("one-pass")
+        elif rows[i]["noise"] > NOISY:
+            rows[i]["flags"].append("noisy")
     ratios = _Ratios(table, merged)
     _add_speedups(rows, ratios, baselines(runs))
     _add_winners(rows, ratios)
@@ -287,7 +306,7 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     row["moved_bytes"] = _most(r.cost.get("moved_bytes") for r in records)
     row["max_error"] = _most(r.verification.get("max_error") for r in records)
     row["ambiguous"] = _most(r.verification.get("ambiguous") for r in records)
-    row["flags"] = list(dict.fromkeys(flag for r in records for flag in r.flags))
+    row["flags"] = list(dict.fromkeys(flag for r in records for flag in r.flags if flag != "noisy"))
     row |= {"noise": None, "spread": None, "verdict": "", "winner": "", "key": case.key, "group": case.group}
     row["variant"] = merged.variant
     row["ran"] = ", ".join(dict.fromkeys(str(r.details["ran"]) for r in records if r.details.get("ran")))
@@ -305,8 +324,8 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
         if copy and median and ideal is not None:
             shares.append(ideal / median / copy)
     row["roofline"] = _middle(shares)
-    if row["roofline"] is not None and row["roofline"] > 1 and "above-copy-bandwidth" not in row["flags"]:
-        row["flags"].append("above-copy-bandwidth")
+    if shares and min(shares) > 1:
+        row["flags"].append("in-cache" if row["ideal_bytes"] <= merged.cache_bytes else "above-copy-bandwidth")
     return row
 
 

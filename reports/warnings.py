@@ -7,6 +7,7 @@ from typing import Any
 
 from spikemark.harness import records
 from spikemark.harness.runfolder import Run
+from spikemark.harness.statistics import NOISY
 from spikemark.reports import answers, environments, words
 from spikemark.reports.rows import Report, Row
 
@@ -34,7 +35,11 @@ STATUS_WORDS = {
     records.UNAVAILABLE: ("note", "is not available here", "are not available here"),
 }
 FLAG_WORDS = {
-    "noisy": ("care", "is noisy: its interval stayed wide", "are noisy: their intervals stayed wide"),
+    "noisy": (
+        "care",
+        f"is noisy: its interval is wider than ±{NOISY:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
+        f"are noisy: their intervals are wider than ±{NOISY:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
+    ),
     "launch-bound": (
         "care",
         "is launch-bound: the call costs much more than the kernel",
@@ -42,10 +47,13 @@ FLAG_WORDS = {
     ),
     "above-copy-bandwidth": (
         "bad",
-        "is faster than memory allows: above the measured copy bandwidth, so data came from a cache or the cost "
-        "model is wrong",
-        "are faster than memory allows: above the measured copy bandwidth, so data came from a cache or the cost "
-        "model is wrong",
+        "is faster than memory allows, in every pass: the cost model is wrong, or the work was not done",
+        "are faster than memory allows, in every pass: the cost model is wrong, or the work was not done",
+    ),
+    "in-cache": (
+        "note",
+        "fits the last cache, so memory's bandwidth is no roofline for it",
+        "fit the last cache, so memory's bandwidth is no roofline for them",
     ),
     "shared-device": (
         "bad",

@@ -264,6 +264,32 @@ def test_above_copy_bandwidth_is_flagged() -> None:
     assert row["roofline"] == pytest.approx(3.0)
     assert "above-copy-bandwidth" in row["flags"]
     assert "one-pass" in row["flags"]
+    assert "noisy" not in row["flags"], "the interval of a single pass is assumed, not found wide"
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({"cpu": {"caches": {"L2": 100, "L3": 300}}}, ["in-cache"]),
+        ({"cpu": {"caches": {"L2": 100, "L3": 299}}}, ["above-copy-bandwidth"]),
+        ({"cpu": {"caches": {"L3": 9999}}, "gpu": {"l2_bytes": 50}}, ["above-copy-bandwidth"]),
+        ({"cpu": {"caches": None}, "gpu": None}, ["above-copy-bandwidth"]),
+    ],
+)
+def test_what_fits_the_last_cache_is_not_bound_by_memory(environment: dict[str, Any], flags: list[str]) -> None:
+    environments = {"cpu": {"device_name": "CPU"} | environment}
+    records = passes("torch_eager", [1.0, 1.0], cost={"bytes": 300})
+    (row,) = summarise(run(records, {0: 100.0, 1: 200.0}, environments=environments))
+    assert [f for f in row["flags"] if f != "noisy"] == flags
+    (row,) = summarise(run(records, {0: 100.0, 1: 310.0}, environments=environments))
+    assert [f for f in row["flags"] if f != "noisy"] == [], "not above it in every pass"
+
+
+def test_noisy_is_a_wide_interval_not_a_budget_that_was_used_up() -> None:
+    (row,) = summarise(run(passes("torch_eager", [1.0, 1.001, 1.002, 1.0, 1.001, 1.0], flags=["noisy"])))
+    assert row["noise"] < 0.02 and "noisy" not in row["flags"]
+    (row,) = summarise(run(passes("torch_eager", [1.0, 1.4, 1.0, 1.3, 0.8, 1.1])))
+    assert row["noise"] > 0.1 and "noisy" in row["flags"]
 
 
 def test_memory_and_errors_are_the_worst_of_all_passes() -> None:
