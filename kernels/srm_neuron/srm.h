@@ -19,7 +19,7 @@ namespace srm {
 using spikemark::Mask;
 using spikemark::Vector;
 
-constexpr int kTile = 2048;                // neurons of a tile: 8 KiB of float32 a step, two pages in a row
+constexpr int kTile = 2048;                // most neurons of a tile: 8 KiB of float32 a step, two pages in a row
 constexpr int64_t kSerialSteps = 1 << 16;  // fewer neuron-steps than this (50 us) are not worth waking threads for
 
 // SrmParams in the precision of the state; filled by Python in this order.
@@ -49,8 +49,8 @@ struct View {
 };
 
 // The rows of one tile of a View: `neurons` neurons from `first` on, of one sample. Rows that are not contiguous are
-// gathered into a buffer, by offsets found once a tile.
-template <typename S> class Rows {
+// gathered into a buffer, by offsets found once a tile. As many rows as there are `Slots` can be had at a time.
+template <typename S, int Tile = kTile, int Slots = 1> class Rows {
 public:
     Rows(const View& view, int64_t sample, int64_t first, int neurons)
         : view_(view), neurons_(neurons), dense_(view.dense_features()) {
@@ -58,20 +58,20 @@ public:
         if (dense_) base_ += first;
         else for (int i = 0; i < neurons; ++i) offsets_[i] = view.offset(first + i);
     }
-    // The row of step t; valid until the next call.
-    const S* row(int64_t t) {
+    // The row of step t; valid until the next call for the same slot.
+    const S* row(int64_t t, int slot = 0) {
         const S* at = base_ + t * view_.time_stride();
         if (dense_) return at;
-        for (int i = 0; i < neurons_; ++i) gathered_[i] = at[offsets_[i]];
-        return gathered_;
+        for (int i = 0; i < neurons_; ++i) gathered_[slot][i] = at[offsets_[i]];
+        return gathered_[slot];
     }
 private:
     const View& view_;
     const S* base_;
     int neurons_;
     bool dense_;
-    int64_t offsets_[kTile];
-    S gathered_[kTile];
+    int64_t offsets_[Tile];
+    S gathered_[Slots][Tile];
 };
 
 template <typename A> struct Constants {
@@ -147,9 +147,9 @@ template <typename S, typename A> inline bool streams(int64_t neurons, int64_t o
     return output_bytes > spikemark::cache_bytes() && neurons * static_cast<int64_t>(sizeof(S)) % bytes == 0;
 }
 
-// Neurons of a tile: fewer when there would be too few tiles for the threads. No effect on results.
-inline int tile_size(int64_t batch, int64_t neurons, int threads) {
-    int tile = kTile;
+// Neurons of a tile: at most `most`, fewer when there would be too few tiles for the threads. No effect on results.
+inline int tile_size(int most, int64_t batch, int64_t neurons, int threads) {
+    int tile = most;
     while (tile > 64 && batch * ((neurons + tile - 1) / tile) < 4 * static_cast<int64_t>(threads)) tile /= 2;
     return tile;
 }
