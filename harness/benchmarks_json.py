@@ -34,9 +34,14 @@ def benchmarks_json(run: Run) -> dict[str, Any]:
 
 
 def benchmark_name(record: Record) -> str:
-    """The case's key, and the variant of an A/B run: the same benchmark in two runs has the same name."""
+    """The case's key, and the variant of an A/B run: the same benchmark in two runs has the same name.
+
+    An environment that is not simply the case's device (of a run of several machines) is named too.
+    """
     variant = record.details.get("variant")
-    return f"{record.case.key}[{variant}]" if variant else record.case.key
+    name = f"{record.case.key}[{variant}]" if variant else record.case.key
+    plain = ("", record.case.device, f"{record.case.device} [{variant}]")
+    return name if record.environment in plain else f"{name}[{record.environment}]"
 
 
 def _benchmark(name: str, records: list[Record]) -> dict[str, Any]:

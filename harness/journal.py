@@ -12,6 +12,7 @@ import fcntl
 import json
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,11 +192,23 @@ class JournalWriter:
         except OSError as error:
             raise storage_error(self.path, error) from None
 
+    def extend(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Write many lines and wait once."""
+        try:
+            for data in lines:
+                self._put((dumps(data) + "\n").encode("utf-8", "backslashreplace"))
+            os.fsync(self._fd)
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+
+    def _put(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+
     def _write(self, data: bytes, size_before: int) -> None:
         try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._fd, left) :]
+            self._put(data)
             os.fsync(self._fd)
         except OSError:
             os.ftruncate(self._fd, size_before)

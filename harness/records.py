@@ -23,6 +23,10 @@ TIMED_OUT = "timed-out"
 ERROR = "error"
 STATUSES = (OK, INCORRECT, UNAVAILABLE, UNSUPPORTED, OUT_OF_MEMORY, CRASHED, TIMED_OUT, ERROR)
 
+UNMEASURED = "unmeasured"
+"""Field of ``Record.details``: the device was lost or never answered, so the row says nothing of its case. A run that
+is continued measures it anew."""
+
 COLUMNS = tuple(
     """operator phase workload implementation device device_name dtype batch time_steps spike_rate status reason
     median_s ci_low_s ci_high_s samples speedup speedup_low speedup_high peak_bytes saved_bytes ideal_bytes

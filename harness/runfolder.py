@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -28,6 +31,7 @@ RUN_JSON = "run.json"
 JOURNAL = "cases.jsonl"
 BENCHMARKS_JSON = "benchmarks.json"
 RESULTS_CSV = "results.csv"
+CALIBRATION = {"kind": "calibration", "schema": SCHEMA_VERSION}
 
 
 def now() -> str:
@@ -60,6 +64,7 @@ def new_meta(
 
     return {
         "schema": SCHEMA_VERSION,
+        "id": secrets.token_hex(8),
         "spikemark": __version__,
         "arguments": [without_folders(a) for a in arguments],
         "seed": seed,
@@ -139,7 +144,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 def _checked_meta(meta: dict[str, Any], file: Path) -> dict[str, Any]:
     """``meta`` with absent fields filled in; a field of the wrong type is refused by name."""
-    blank = new_meta([], seed=0, preset="", passes=0, planned=0) | {"started": None}
+    blank = new_meta([], seed=0, preset="", passes=0, planned=0) | {"id": None, "started": None}
     meta = blank | meta
     wanted: dict[str, type] = {"arguments": list, "seed": int, "preset": str, "passes": int, "environments": dict}
     wanted |= {"planned": int, "unmeasured": list, "interrupted": bool}
@@ -148,7 +153,33 @@ def _checked_meta(meta: dict[str, Any], file: Path) -> dict[str, Any]:
             raise UsageError(f"{file}: {name} is not a {kind.__name__}")
     if not all(isinstance(e, dict) for e in meta["environments"].values()):
         raise UsageError(f"{file}: environments does not hold one description a device")
+    if "parts" in meta:
+        meta["parts"] = [_checked_part(part, file) for part in _list(meta["parts"])]
     return meta
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _checked_part(part: Any, file: Path) -> dict[str, Any]:
+    """A description of one of the runs that a folder was merged from."""
+    if not isinstance(part, dict) or not all(isinstance(part.get(name), str) for name in ("id", "name")):
+        raise UsageError(f"{file}: parts does not hold one description a run")
+    return _checked_meta({k: v for k, v in part.items() if k != "parts"}, file)
+
+
+def refuse_taken(path: Path, other_way: str = "") -> None:
+    """Raise ``UsageError`` if a new run cannot be made at ``path``; ``other_way`` is what else to do with a run."""
+    try:
+        if (path / RUN_JSON).is_file():
+            raise UsageError(f"{path} already holds a run: choose another --out{other_way}")
+        if path.is_dir() and any(path.iterdir()):
+            raise UsageError(f"{path} exists and is no run folder: choose another --out")
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is a file, not a folder: choose another --out")
+    except OSError as error:
+        raise storage_error(path, error) from None
 
 
 class RunFolder:
@@ -166,13 +197,8 @@ class RunFolder:
         Raises ``UsageError`` if it holds a run already, holds anything else, or cannot be written.
         """
         path = Path(path)
+        refuse_taken(path, ", or continue it with --resume")
         try:
-            if (path / RUN_JSON).is_file():
-                raise UsageError(f"{path} already holds a run: choose another --out, or continue it with --resume")
-            if path.is_dir() and any(path.iterdir()):
-                raise UsageError(f"{path} exists and is no run folder: choose another --out")
-            if path.exists() and not path.is_dir():
-                raise UsageError(f"{path} is a file, not a folder: choose another --out")
             path.mkdir(parents=True, exist_ok=True)
             (path / "logs").mkdir(exist_ok=True)
             (path / "traces").mkdir(exist_ok=True)
@@ -203,15 +229,23 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         """Add a finished case; it is on disk when this returns. Raises ``StorageError`` on a full disk."""
-        data = {"kind": "record"} | record.to_json()
-        recording = data["case"]["problem"].get("recording")
-        if recording:
-            recording["path"] = PurePath(recording["path"]).name
-        self._journal.append(data)
+        self._journal.append(_line(record))
 
     def append_calibration(self, calibration: dict[str, Any]) -> None:
         """Add one pass's calibration of one device (fields: see the module ``records`` and the design)."""
-        self._journal.append({"kind": "calibration", "schema": SCHEMA_VERSION} | calibration)
+        self._journal.append(CALIBRATION | calibration)
+
+    def extend(self, calibrations: Iterable[dict[str, Any]], records: Iterable[Record]) -> None:
+        """Add what other folders hold; all of it is on disk when this returns."""
+        self._journal.extend(itertools.chain((CALIBRATION | c for c in calibrations), map(_line, records)))
+
+    def new_log(self, stem: str) -> Path:
+        """A file in ``logs/`` with a name that is free: no run, resumed or not, overwrites what a process printed."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in stem)
+        folder = self.path / "logs"
+        folder.mkdir(exist_ok=True)
+        taken = {p.name for p in folder.iterdir()}
+        return folder / next(n for i in range(len(taken) + 1) if (n := f"{safe}-{i}.log") not in taken)
 
     def update(self, **changes: Any) -> None:
         """Change fields of ``run.json``, at once and whole."""
@@ -232,6 +266,15 @@ class RunFolder:
     def close(self) -> None:
         """Close the journal; more than once is once."""
         self._journal.close()
+
+
+def _line(record: Record) -> dict[str, Any]:
+    """A record as the journal has it; of a recording's file the name, not the folder."""
+    data = {"kind": "record"} | record.to_json()
+    recording = data["case"]["problem"].get("recording")
+    if recording:
+        recording["path"] = PurePath(recording["path"]).name
+    return data
 
 
 def write_derived(run: Run) -> None:

@@ -173,12 +173,14 @@ def _status(records: list[Record]) -> tuple[str, str]:
 
 
 class _Merged:
-    """All records of one case on one device model: (run index, pass index) -> record; a later line replaces."""
+    """All records of one case in one environment: pass -> record; a later line replaces."""
 
     def __init__(self) -> None:
-        self.records: dict[tuple[int, int], Record] = {}
-        self.device_name = self.variant = ""
+        self.records: dict[int, Record] = {}
+        self.environment = self.device_name = self.device_id = self.variant = ""
         self.cache_bytes = 0
+        self.passes = 0
+        """How many it was to have, if its device was lost; else 0."""
 
     def samples(self, name: str = "samples") -> dict[Any, Sequence[float]]:
         if any(r.status != OK for r in self.records.values()):
@@ -186,12 +188,11 @@ class _Merged:
         return {p: getattr(r, name) for p, r in self.records.items()}
 
 
-def _bandwidths(runs: Sequence[Run]) -> dict[tuple[int, str, int], float]:
-    found: dict[tuple[int, str, int], list[float]] = defaultdict(list)
-    for index, run in enumerate(runs):
-        for line in run.calibrations:
-            if math.isfinite(line["copy_bytes_per_s"]) and line["copy_bytes_per_s"] > 0:
-                found[index, line["environment"], line["pass_index"]].append(line["copy_bytes_per_s"])
+def _bandwidths(run: Run) -> dict[tuple[str, int], float]:
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for line in run.calibrations:
+        if math.isfinite(line["copy_bytes_per_s"]) and line["copy_bytes_per_s"] > 0:
+            found[line["environment"], line["pass_index"]].append(line["copy_bytes_per_s"])
     return {key: float(np.median(values)) for key, values in found.items()}
 
 
@@ -205,48 +206,61 @@ def _last_cache(environment: dict[str, Any]) -> int:
     return max((int(s) for s in sizes if isinstance(s, (int, float)) and math.isfinite(s)), default=0)
 
 
-def merge_passes(runs: Sequence[Run]) -> dict[tuple[str, str, str], _Merged]:
-    """Records of one or several runs by (case key, device name, variant of an A/B run), in the order first seen."""
+def device_id(environment: dict[str, Any]) -> str:
+    """Tells two equal devices apart: a hash of the GPU's UUID, or of the node of a cluster; empty for this machine's
+    processor, of which there is one."""
+    for part, field in (("gpu", "uuid_hash"), ("node", "id")):
+        found = environment.get(part)
+        if isinstance(found, dict) and found.get(field):
+            return str(found[field])
+    return ""
+
+
+def merge_passes(run: Run) -> dict[tuple[str, str, str], _Merged]:
+    """Records of a run by (case key, environment, variant of an A/B run), in the order first seen."""
     merged: dict[tuple[str, str, str], _Merged] = defaultdict(_Merged)
-    for index, run in enumerate(runs):
-        environments = run.meta.get("environments", {})
-        for record in run.records:
-            described = environments.get(record.environment) or environments.get(record.case.device) or {}
-            name = str(described.get("device_name") or record.environment or record.case.device)
-            variant = str(record.details.get("variant") or "")
-            entry = merged[record.case.key, name, variant]
-            entry.device_name, entry.variant = name, variant
-            entry.cache_bytes = max(entry.cache_bytes, _last_cache(described))
-            entry.records[index, record.pass_index] = record
+    environments, lost = run.meta.get("environments", {}), run.meta.get("lost")
+    for record in run.records:
+        key = record.environment or record.case.device
+        described = environments.get(key) or environments.get(record.case.device) or {}
+        variant = str(record.details.get("variant") or "")
+        entry = merged[record.case.key, key, variant]
+        entry.environment, entry.variant = key, variant
+        entry.device_name = str(described.get("device_name") or key)
+        entry.device_id = device_id(described)
+        entry.passes = run.meta["passes"] if isinstance(lost, dict) and key in lost else 0
+        entry.cache_bytes = max(entry.cache_bytes, _last_cache(described))
+        entry.records[record.pass_index] = record
     return merged
 
 
-def baselines(runs: Sequence[Run]) -> dict[str, str]:
+def baselines(run: Run) -> dict[str, str]:
     """operator -> name of its baseline, from ``run.json["baselines"]`` or from records that say so."""
-    out: dict[str, str] = {}
-    for run in runs:
-        out.update(run.meta.get("baselines") or {})
-        for record in run.records:
-            if record.details.get("baseline") is True:
-                out[record.case.operator] = record.case.implementation
+    out: dict[str, str] = dict(run.meta.get("baselines") or {})
+    for record in run.records:
+        if record.details.get("baseline") is True:
+            out[record.case.operator] = record.case.implementation
     return out
 
 
 def summarise(run: Run | Sequence[Run]) -> list[Row]:
-    """One row a case: ``COLUMNS`` and the extras below, in order of first appearance in the journal.
+    """One row a case and environment: ``COLUMNS`` and the extras below, in order of first appearance in the journal.
 
-    Extras: ``flags`` (list), ``passes`` (measured), ``noise`` (half-width of the median's interval, relative),
-    ``spread`` (deviation between passes, relative), ``warm_median_s, call_median_s, workspace_bytes, moved_bytes``,
+    Extras: ``environment`` (its key in run.json), ``device_id`` (see there), ``flags`` (list), ``passes`` (measured),
+    ``noise`` (half-width of the median's interval, relative), ``spread`` (deviation between passes, relative),
+    ``warm_median_s, call_median_s, workspace_bytes, moved_bytes``,
     ``verdict`` (against the baseline: faster, slower, same, inconclusive; empty for itself or without one),
     ``winner`` (``alone``, ``tied`` or empty), ``ran`` (names of the kernels that really ran, where there was a choice),
-    ``variant`` (of an A/B run), ``key``, ``group``, ``pass_medians_s`` and
-    ``pass_indices``.
-    Absent figures are None. Several runs are merged as more passes where case and device name agree.
+    ``variant`` (of an A/B run), ``key``, ``group``, ``pass_medians_s`` and ``pass_indices``.
+    Absent figures are None. Several runs are joined first (``merging.join``).
     """
-    runs: list[Run] = list(run) if isinstance(run, Sequence) else [run]
-    merged = list(merge_passes(runs).values())
+    if isinstance(run, Sequence):
+        from spikemark.harness.merging import join
+
+        run = join(run).run
+    merged = list(merge_passes(run).values())
     table = PassTable([m.samples() for m in merged])
-    bandwidths = _bandwidths(runs)
+    bandwidths = _bandwidths(run)
     rows = [_plain_row(m, bandwidths) for m in merged]
     column = {p: j for j, p in enumerate(table.passes)}
     for i, (centre, low, high, spread) in enumerate(table.intervals()):
@@ -260,14 +274,14 @@ def summarise(run: Run | Sequence[Run]) -> list[Row]:
         rows[i]["spread"] = None if math.isnan(spread) else math.expm1(spread)
         measured = [p for p in merged[i].records if math.isfinite(table.logs[i, column[p]])]
         rows[i]["pass_medians_s"] = [math.exp(table.logs[i, column[p]]) for p in measured]
-        rows[i]["pass_indices"] = [p[1] if len(runs) == 1 else f"{p[0]}:{p[1]}" for p in measured]
+        rows[i]["pass_indices"] = measured
         rows[i]["passes"] = len(measured)
         if len(measured) == 1:
             rows[i]["flags"].append("one-pass")
         elif rows[i]["noise"] > NOISY:
             rows[i]["flags"].append("noisy")
     ratios = _Ratios(table, merged)
-    _add_speedups(rows, ratios, baselines(runs))
+    _add_speedups(rows, ratios, baselines(run))
     _add_winners(rows, ratios)
     return rows
 
@@ -288,7 +302,7 @@ class _Ratios:
         return pass_ratio(timed(b), timed(a))
 
 
-def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -> Row:
+def _plain_row(merged: _Merged, bandwidths: dict[tuple[str, int], float]) -> Row:
     """Everything of a row that needs no interval."""
     records = list(merged.records.values())
     case, problem = records[0].case, records[0].case.problem
@@ -297,7 +311,8 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     row |= {
         name: getattr(case, name) for name in ("operator", "phase", "workload", "implementation", "device", "dtype")
     }
-    row |= {"device_name": merged.device_name, "batch": problem.batch, "time_steps": problem.time_steps}
+    row |= {"device_name": merged.device_name, "device_id": merged.device_id}
+    row |= {"batch": problem.batch, "time_steps": problem.time_steps}
     row |= {"status": status, "reason": reason, "samples": 0, "passes": 0}
     row["spike_rate"] = _middle(r.spike_rate for r in records)
     for name in ("peak_bytes", "saved_bytes", "workspace_bytes"):
@@ -308,18 +323,19 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     row["ambiguous"] = _most(r.verification.get("ambiguous") for r in records)
     row["flags"] = list(dict.fromkeys(flag for r in records for flag in r.flags if flag != "noisy"))
     row |= {"noise": None, "spread": None, "verdict": "", "winner": "", "key": case.key, "group": case.group}
-    row["variant"] = merged.variant
+    row |= {"variant": merged.variant, "environment": merged.environment}
     row["ran"] = ", ".join(dict.fromkeys(str(r.details["ran"]) for r in records if r.details.get("ran")))
     row |= {"warm_median_s": None, "call_median_s": None, "pass_medians_s": [], "pass_indices": []}
     if status != OK:
         return row
+    row["flags"] += ["incomplete"] if len(records) < merged.passes else []
     row["samples"] = sum(len(r.samples) for r in records)
     row["first_call_s"] = _middle(r.first_call_s for r in records)
     for name in ("warm", "call"):
         row[f"{name}_median_s"] = _middle(_middle(getattr(r, f"{name}_samples")) for r in records)
     shares = []
-    for (run_index, pass_index), record in merged.records.items():
-        copy = bandwidths.get((run_index, record.environment, pass_index))
+    for pass_index, record in merged.records.items():
+        copy = bandwidths.get((record.environment, pass_index))
         median, ideal = _middle(record.samples), record.cost.get("bytes")
         if copy and median and ideal is not None:
             shares.append(ideal / median / copy)
@@ -329,12 +345,12 @@ def _plain_row(merged: _Merged, bandwidths: dict[tuple[int, str, int], float]) -
     return row
 
 
-def _blocks(rows: list[Row]) -> dict[tuple[str, str, str], list[int]]:
-    """Indices of the measured rows of each comparison: same ``group``, same device model, same version of the code."""
-    blocks: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+def _blocks(rows: list[Row]) -> dict[tuple[str, ...], list[int]]:
+    """Indices of the measured rows of each comparison: same ``group``, same environment, same version of the code."""
+    blocks: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
         if row["median_s"] is not None:
-            blocks[row["group"], row["device_name"], row["variant"]].append(i)
+            blocks[row["group"], row["environment"], row["variant"]].append(i)
     return blocks
 
 

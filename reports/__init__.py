@@ -15,10 +15,11 @@ __all__ = ["load"]
 
 
 def load(*runs: str | Path) -> pd.DataFrame:
-    """One row a case and run: the columns of results.csv, then ``run`` and what else is known of the case.
+    """One row a case and environment: the columns of results.csv, then ``run`` and what else is known of the case.
 
-    Times in seconds, sizes in bytes, rates and ``roofline`` as fractions. Raises ``UsageError`` for a folder that is
-    no run, or when no folder is given.
+    Several runs are read as one: passes of the same device and code add up. Times in seconds, sizes in bytes, rates and
+    ``roofline`` as fractions. Raises ``UsageError`` for a folder that is no run, when no folder is given, or when two
+    contradict each other.
     """
     from spikemark.reports.rows import frame, read
 

@@ -18,7 +18,7 @@ NO_WINNER = "nothing to choose"
 
 @dataclass
 class Answer:
-    """One comparison: implementations of one operator, phase, workload, size, dtype and device in one run.
+    """One comparison: implementations of one operator, phase, workload, size and dtype in one environment.
 
     ``winner`` is the fastest right implementation (None if none has a time), ``tied`` those not clearly slower
     (``statistics.summarise`` decides). ``surety`` is one of the words above.
@@ -53,9 +53,15 @@ def answers(report: Report) -> list[Answer]:
     """One answer a comparison, in the order of the rows."""
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in report.rows:
-        key = (row["run_index"], row["environment"], row["group"], row["variant"])
-        grouped.setdefault(key, []).append(row)
-    return [_answer(rows, smallest_difference(report.runs[key[0]].meta)) for key, rows in grouped.items()]
+        grouped.setdefault((row["environment"], row["group"], row["variant"]), []).append(row)
+    return [_answer(rows, _noise(report, rows)) for rows in grouped.values()]
+
+
+def _noise(report: Report, rows: list[Row]) -> float | None:
+    """Smallest difference that can be told on the machines of all runs that the rows come from; None if not known."""
+    found = [smallest_difference(report.parts[index]) for index in {i for row in rows for i in row["parts"]}]
+    known = [noise for noise in found if noise is not None]
+    return max(known) if len(known) == len(found) and known else smallest_difference(report.run.meta)
 
 
 def smallest_difference(meta: dict[str, Any]) -> float | None:
@@ -157,13 +163,13 @@ class Section:
 
 
 def sections(report: Report, found: list[Answer], title: Any) -> list[Section]:
-    """Answers by operator, phase and environment; ``title(run_index, environment)`` names the environment."""
+    """Answers by operator, phase and environment; ``title(environment)`` names the environment."""
     out: dict[tuple[Any, ...], Section] = {}
     for answer in found:
         row = answer.first
-        key = (row["run_index"], row["environment"], row["operator"], row["phase"])
+        key = (row["environment"], row["operator"], row["phase"])
         if key not in out:
-            out[key] = Section(row["operator"], row["phase"], title(row["run_index"], row["environment"]), [])
+            out[key] = Section(row["operator"], row["phase"], title(row["environment"]), [])
         out[key].answers.append(answer)
     return list(out.values())
 

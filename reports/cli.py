@@ -44,7 +44,7 @@ def _write(
 ) -> list[Path]:
     pair = _pair(loaded, devices)
     written: list[Path] = []
-    first = loaded.runs[0].path
+    first = loaded.folder
     if form == "html":
         path = Path(output or first / "report.html")
         html.save(path, html.page(loaded, pair, path.parent))

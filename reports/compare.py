@@ -115,13 +115,14 @@ def compare(
     point; ``NothingMeasured`` if they have no case in common.
     """
     limits = dict(FAIL_ON if fail_on is None else fail_on)
-    differing = _differing(base, new)
+    places, differing = _pair_environments(base, new)
     if differing and not across and not one_run:
         where = "; ".join(f"{device}: {text}" for device, text in differing.items())
         raise UsageError(f"refused, the environments do not match (--across compares them anyway): {where}")
+    any_device = across and len(_devices(base)) == len(_devices(new)) == 1
     old, now = (
-        {_key(row, across and len(_devices(base)) == len(_devices(new)) == 1): row for row in summarise(r)}
-        for r in (base, new)
+        {_key(row, any_device, where): row for row in summarise(r)}
+        for r, where in zip((base, new), places, strict=True)
     )
     common = [key for key in old if key in now]
     if not common:
@@ -129,8 +130,11 @@ def compare(
     timed = [key for key in common if old[key]["median_s"] is not None and now[key]["median_s"] is not None]
     drift = None
     if one_run:
-        sides = [_by_pass(r) for r in (base, new)]
-        passes = [[{p: contrast.timed(r) for p, r in side[key].items()} for key in timed] for side in sides]
+        sides = [(_by_pass(r), rows) for r, rows in ((base, old), (new, now))]
+        passes = [
+            [{p: contrast.timed(r) for p, r in side[_name_of(rows[key])].items()} for key in timed]
+            for side, rows in sides
+        ]
         ratios = contrast.together(passes[0], passes[1])
     else:
         # Raw samples by pass: the drift is judged on all cases at once.
@@ -148,8 +152,8 @@ def compare(
         limits,
         (_name(base, "base"), _name(new, "new")),
         None if one_run else drift,
-        [k for k in old if k not in now],
-        [k for k in now if k not in old],
+        [str(row["key"]) for k, row in old.items() if k not in now],
+        [str(row["key"]) for k, row in now.items() if k not in old],
         differing,
         dict(new.meta.get("ab") or {}) if one_run else {},
     )
@@ -168,37 +172,65 @@ def _devices(run: Run) -> set[str]:
     return {record.case.device for record in run.records}
 
 
-def _key(row: Row, any_device: bool) -> str:
-    """What must be equal: the case's key, without the device where each run has just one (``--across``)."""
-    return str(row["key"]).replace(f"/{row['device']}/", "/*/", 1) if any_device else str(row["key"])
+Key = tuple[str, str]
 
 
-def _differing(base: Run, new: Run) -> dict[str, str]:
-    """device -> the fields of its environments that must match and do not, for devices that both runs used."""
-    out = {}
-    sides = [{_device(key, e): e for key, e in run.meta["environments"].items()} for run in (base, new)]
-    for device in sides[0]:
-        if device in sides[1]:
-            found = differences(sides[0][device], sides[1][device])
-            if found:
-                out[device] = describe_differences(found)
-    return out
+def _key(row: Row, any_device: bool, places: Mapping[str, str]) -> Key:
+    """What must be equal: the case's key and where it was measured. Without the device where each run has just one
+    (``--across``)."""
+    if any_device:
+        return str(row["key"]).replace(f"/{row['device']}/", "/*/", 1), ""
+    return str(row["key"]), places[row["environment"]]
 
 
-def _device(key: str, environment: dict[str, Any]) -> str:
-    return str(environment.get("device") or key)
+def _name_of(row: Row) -> Key:
+    return str(row["key"]), str(row["environment"])
 
 
-def _by_pass(run: Run) -> dict[str, dict[int, Record]]:
-    out: dict[str, dict[int, Record]] = {}
+def _pair_environments(base: Run, new: Run) -> tuple[tuple[dict[str, str], dict[str, str]], dict[str, str]]:
+    """What each environment of the two runs is called in both, and device -> fields that must match and do not.
+
+    Where each run has one of a device, it is the other's counterpart, whether or not they match. Of several (a run of
+    several machines) those that match are counterparts; the others have none.
+    """
+    sides = (_used(base), _used(new))
+    places: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    differing: dict[str, str] = {}
+    for device in dict.fromkeys(d for side in sides for d in side):
+        one, other = (list(side.get(device, {}).items()) for side in sides)
+        single = len(one) == len(other) == 1
+        for number, (key, _) in enumerate(one):
+            places[0][key] = device if single else f"{device} #{number}"
+        for number, (key, described) in enumerate(other):
+            alike = [k for k, d in one if not differences(d, described) and places[0][k] not in places[1].values()]
+            places[1][key] = device if single else places[0][alike[0]] if alike else f"{device} #new {number}"
+        matched = any(places[1][key] in places[0].values() for key, _ in other)
+        if one and other and (single or not matched) and (found := differences(one[0][1], other[0][1])):
+            differing[device] = describe_differences(found)
+    return places, differing
+
+
+def _used(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
+    """device -> environments of it that the run's records were measured in, with their descriptions."""
+    out: dict[str, dict[str, dict[str, Any]]] = {}
+    described = run.meta.get("environments") or {}
     for record in run.records:
-        out.setdefault(record.case.key, {})[record.pass_index] = record
+        key = record.environment or record.case.device
+        out.setdefault(record.case.device, {})[key] = described.get(key) or described.get(record.case.device) or {}
     return out
 
 
-def _table(run: Run, rows: dict[str, Row], keys: list[str]) -> PassTable:
+def _by_pass(run: Run) -> dict[Key, dict[int, Record]]:
+    out: dict[Key, dict[int, Record]] = {}
+    for record in run.records:
+        key = (record.case.key, record.environment or record.case.device)
+        out.setdefault(key, {})[record.pass_index] = record
+    return out
+
+
+def _table(run: Run, rows: Mapping[Key, Row], keys: list[Key]) -> PassTable:
     records = _by_pass(run)
-    return PassTable([{p: r.samples for p, r in records[rows[key]["key"]].items()} for key in keys])
+    return PassTable([{p: r.samples for p, r in records[_name_of(rows[key])].items()} for key in keys])
 
 
 def _gauge(run: Run, name: str) -> list[float]:

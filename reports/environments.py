@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spikemark.harness.environment import MUST_MATCH, differences
+from spikemark.harness.parts import base_key
+from spikemark.harness.statistics import device_id
+from spikemark.reports import words
 
 if TYPE_CHECKING:
     from spikemark.reports.rows import Report
@@ -53,19 +56,43 @@ def _without_threads(environment: dict[str, Any]) -> dict[str, Any]:
     return environment | {"switches": switches | {"variables": kept}}
 
 
-def named(report: Report) -> dict[tuple[int, str], dict[str, Any]]:
-    """Every (run index, environment key) of the report with its description, in order."""
-    return {(i, key): env for i, run in enumerate(report.runs) for key, env in run.meta["environments"].items()}
+def named(report: Report) -> dict[str, dict[str, Any]]:
+    """Every environment of the report by its key, in order."""
+    found: dict[str, dict[str, Any]] = report.run.meta["environments"]
+    return found
 
 
-def title(report: Report, run_index: int, key: str) -> str:
-    """Short name of an environment: "cpu:1", with the run's name in front when there are several runs."""
-    return f"{report.labels[run_index]} · {key}" if report.several else key
+def title(report: Report, key: str) -> str:
+    """Short name of an environment: "cpu:1", with the runs' names in front when there are several runs.
+
+    Where two would have the same name, its device's name tells them apart, or else the key that ``run.json`` has.
+    """
+    return report.titles.get(key, key)
+
+
+def titles(report: Report) -> dict[str, str]:
+    """The titles of all environments, each only once."""
+    places = {key: [p["name"] for p in report.parts if key in (p.get("environments") or {})] for key in named(report)}
+    short = {key: base_key(key) for key in places}
+    if report.several:
+        short = {key: f"{words.listed(names, 2)} · {short[key]}" if names else key for key, names in places.items()}
+    telling = {key: f"{short[key]} · {env.get('device_name') or key}" for key, env in named(report).items()}
+    out = {}
+    for key, name in short.items():
+        names = (name, telling[key])
+        out[key] = next((n for n, every in zip(names, (short, telling), strict=True) if _once(n, every)), key)
+    return out
+
+
+def _once(name: str, among: dict[str, str]) -> bool:
+    return list(among.values()).count(name) == 1
 
 
 def describe(environment: dict[str, Any]) -> str:
     """One line: device name, threads, torch."""
     parts = [environment.get("device_name") or "unknown device"]
+    if device_id(environment):
+        parts[0] = f"{parts[0]} #{device_id(environment)[:6]}"
     if environment.get("kind") == "cpu" and environment.get("threads"):
         n = environment["threads"]
         parts.append("1 thread" if n == 1 else f"{n} threads")
@@ -83,14 +110,14 @@ def differing(report: Report) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """(environment titles, [(field, value in each environment)]) of every field that is not the same everywhere."""
     found = named(report)
     flat = [flatten(env) for env in found.values()]
-    titles = [title(report, i, key) for i, key in found]
+    names = [title(report, key) for key in found]
     fields = list(dict.fromkeys(k for one in flat for k in one))
     rows = []
     for name in fields:
         values = [value_text(one.get(name)) for one in flat]
         if len(set(values)) > 1:
             rows.append((name, values))
-    return titles, rows
+    return names, rows
 
 
 def value_text(value: Any) -> str:

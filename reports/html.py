@@ -42,7 +42,7 @@ def write(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     """
     with keeping():
         report = read(list(runs))
-        path = report.runs[0].path / "report.html" if out is None else Path(out)
+        path = report.folder / "report.html" if out is None else Path(out)
         save(path, page(report, folder=path.parent))
     return path
 
@@ -83,8 +83,8 @@ def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | 
 
     found = answers.answers(report)
     traced = traces.collect(report, folder)
-    several = len({(r["run_index"], r["environment"]) for r in report.rows}) > 1
-    sections = answers.sections(report, found, lambda i, key: environments.title(report, i, key) if several else "")
+    several = len({r["environment"] for r in report.rows}) > 1
+    sections = answers.sections(report, found, lambda key: environments.title(report, key) if several else "")
     sections = [s for s in sections if any(a.winner for a in s.answers)]
     drawn, left = figures.choose(figures.pictures(report, found, devices))
     styles = figures.looks(r["implementation"] for r in report.rows)
@@ -102,7 +102,7 @@ def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | 
         "chunk": table_data.CHUNK,
         "keys": {words.clean(name): cls for name, cls in keys.items()},
         "status": {s: STATUS_CLASS.get(s, "bad") for s in {r["status"] for r in report.rows}},
-        "environments": [_environment_line(report, *key, env) for key, env in environments.named(report).items()],
+        "environments": [_environment_line(report, key, env) for key, env in environments.named(report).items()],
     }
     opened = sum(len(s.answers) for s in sections) <= OPEN_ANSWERS
     template = _environment().get_template("report.html.j2")
@@ -129,7 +129,7 @@ def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | 
         traces=traced,
         failed=_failures(report)[:MOST_FAILURES],
         failed_more=_more(len(_failures(report)) - MOST_FAILURES, "kind of failure", "kinds of failure"),
-        runs=[_run(report, i) for i in range(len(report.runs))],
+        runs=[_run(report, i) for i in range(len(report.parts))],
         environments=_environments(report),
         differing_titles=[words.clean(t) for t in environments.differing(report)[0]],
         differing=_differing(report),
@@ -159,7 +159,7 @@ def query_link(query: dict[str, Any]) -> str:
 def _title(report: Report) -> str:
     if report.several:
         return f"Spikemark: {words.listed([words.short(name, 40) for name in report.labels], 3)}"
-    preset = report.runs[0].meta["preset"]
+    preset = report.parts[0]["preset"]
     return f"Spikemark: {words.short(preset, 40)} run" if preset else "Spikemark report"
 
 
@@ -167,14 +167,14 @@ def _facts(report: Report) -> list[str]:
     found = environments.named(report)
     lines = list(dict.fromkeys(words.short(environments.describe(e), 120) for e in found.values()))
     facts = [words.count(len(report.rows), "case"), f"{len(report.ok):,} timed"]
-    starts = sorted(str(run.meta["started"])[:16].replace("T", " ") for run in report.runs if run.meta["started"])
+    starts = sorted(str(part["started"])[:16].replace("T", " ") for part in report.parts if part["started"])
     if starts:
         facts.append(words.clean(starts[0] + (f" to {starts[-1]}" if len(set(starts)) > 1 else "")) + " UTC")
     return lines[:3] + ([f"and {len(lines) - 3} more environments"] if len(lines) > 3 else []) + facts
 
 
 def _how_sure(report: Report) -> str:
-    noises = [answers.smallest_difference(run.meta) for run in report.runs]
+    noises = [answers.smallest_difference(part) for part in report.parts]
     known = [n for n in noises if n is not None]
     text = "The fastest implementation that gave right results. A tie is named as such: the slower one’s time is not, "
     text += f"with its whole interval, more than {words.rate(RUN_MARGIN)} above the fastest."
@@ -289,12 +289,11 @@ def _failures(report: Report) -> list[dict[str, Any]]:
 
 
 def _run(report: Report, index: int) -> dict[str, str]:
-    run = report.runs[index]
-    meta = run.meta
+    meta = report.parts[index]
     return {
         "label": words.short(report.labels[index], 60),
         "started": words.clean(str(meta["started"] or "–")[:19].replace("T", " ")),
-        "cases": f"{sum(1 for r in report.rows if r['run_index'] == index):,}",
+        "cases": f"{sum(index in r['parts'] for r in report.rows):,}",
         "passes": str(meta["passes"]),
         "seed": str(meta["seed"]),
         "version": words.short(meta["spikemark"], 20),
@@ -302,17 +301,17 @@ def _run(report: Report, index: int) -> dict[str, str]:
     }
 
 
-def _environment_line(report: Report, index: int, key: str, env: dict[str, Any]) -> str:
-    return words.clean(f"{environments.title(report, index, key)}: {environments.describe(env)}")
+def _environment_line(report: Report, key: str, env: dict[str, Any]) -> str:
+    return words.clean(f"{environments.title(report, key)}: {environments.describe(env)}")
 
 
 def _environments(report: Report) -> list[dict[str, Any]]:
     out = []
-    for (index, key), env in environments.named(report).items():
+    for key, env in environments.named(report).items():
         fields = [
             (words.clean(k), words.short(environments.value_text(v), 400)) for k, v in environments.flatten(env).items()
         ]
-        title = words.short(environments.title(report, index, key), 60)
+        title = words.short(environments.title(report, key), 60)
         out.append({"title": title, "line": words.short(environments.describe(env), 160), "fields": fields})
     return out
 

@@ -1,4 +1,6 @@
-"""Reads run folders into rows: one dict a case and run, with what the journal and run.json know besides.
+"""Reads run folders into rows: one dict a case and environment, with what the journal and run.json know besides.
+
+Several runs are read as the one run that ``merge`` makes of them, so both have the same rows.
 
 pandas is imported only for ``frame``: the page does without it and starts faster.
 """
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spikemark.harness.errors import UsageError
+from spikemark.harness.merging import join, labels, refuse_twice
+from spikemark.harness.parts import Part, origin, parts, run_id
 from spikemark.harness.records import COLUMNS, OK, Case, Record
 from spikemark.harness.runfolder import Run, RunFolder
 from spikemark.harness.statistics import baselines, summarise
@@ -22,21 +26,41 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-_NOT_IN_FRAME = ("case", "records", "run_index")
+_NOT_IN_FRAME = ("case", "records", "parts")
 
 
 @dataclass
 class Report:
-    """Runs read for one report, with unique ``labels``; ``rows`` are run by run, sorted for reading (``order``)."""
+    """Run folders read for one report as one ``run``; ``rows`` are sorted for reading (``order``).
 
-    runs: list[Run]
-    labels: list[str]
+    ``parts`` are the runs as they were made (see ``harness.parts``), a row's ``parts`` are indices into it. ``sources``
+    are the folders read, each with where its environments are in ``run``.
+    """
+
+    run: Run
+    parts: list[Part]
+    sources: list[tuple[Run, dict[str, str]]]
     rows: list[Row] = field(default_factory=list)
 
     @property
     def several(self) -> bool:
         """Whether more than one run is shown."""
-        return len(self.runs) > 1
+        return len(self.parts) > 1
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the parts, each only once."""
+        return [str(part["name"]) for part in self.parts]
+
+    @functools.cached_property
+    def titles(self) -> dict[str, str]:
+        """Names of the environments by their keys."""
+        return environments.titles(self)
+
+    @property
+    def folder(self) -> Path:
+        """The first folder given."""
+        return self.sources[0][0].path
 
     @property
     def ok(self) -> list[Row]:
@@ -45,23 +69,27 @@ class Report:
 
     def environment(self, row: Row) -> dict[str, Any]:
         """The environment a row was measured in; empty if run.json does not hold it."""
-        known = self.runs[row["run_index"]].meta["environments"]
+        known = self.run.meta["environments"]
         found: dict[str, Any] = known.get(row["environment"]) or known.get(row["device"]) or {}
         return found
 
 
 def read(paths: list[str | Path]) -> Report:
-    """Read run folders. Raises ``UsageError`` for none given, for one given twice and for one that is no run."""
+    """Read run folders, several as one (``harness.merging``).
+
+    Raises ``UsageError`` for none given, for one given twice, for one that is no run and for two that contradict.
+    """
     if not paths:
         raise UsageError("no run folder given")
-    resolved = [Path(p).resolve() for p in paths]
-    for index, path in enumerate(resolved):
-        if path in resolved[:index]:
-            raise UsageError(f"run folder {paths[index]} is given twice")
+    refuse_twice(paths)
     runs = [RunFolder.load(p) for p in paths]
-    report = Report(runs, _labels([p.name for p in resolved]))
-    for index, run in enumerate(runs):
-        report.rows += sorted(_rows(run, index, report.labels[index]), key=order)
+    names = labels(paths)
+    joined = join(runs, names)
+    every = [dict(part) for part in parts(joined.run, names[0])]
+    for part, name in zip(every, _distinct([str(part["name"]) for part in every]), strict=True):
+        part["name"] = name
+    report = Report(joined.run, every, list(zip(runs, joined.places, strict=True)))
+    report.rows = sorted(_rows(report), key=order)
     return report
 
 
@@ -96,36 +124,35 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() and len(part) < 9 else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _labels(names: list[str]) -> list[str]:
-    """Folder names, numbered where two are the same."""
-    out: list[str] = []
-    for index, name in enumerate(names):
-        same = names[:index].count(name)
-        out.append(f"{name} ({same + 1})" if same else name)
-    return out
+def _distinct(names: list[str]) -> list[str]:
+    """``names``, numbered where two are the same."""
+    return [f"{n} ({names[:i].count(n) + 1})" if n in names[:i] else n for i, n in enumerate(names)]
 
 
-def _rows(run: Run, index: int, label: str) -> list[Row]:
-    records: dict[tuple[str, str], list[Record]] = {}
+def _rows(report: Report) -> list[Row]:
+    run, own = report.run, run_id(report.run)
+    records: dict[tuple[str, str, str], list[Record]] = {}
     for record in run.records:
         variant = str(record.details.get("variant") or "")
-        records.setdefault((record.case.key, variant), []).append(record)
-    names = baselines([run])
-    arguments = run.meta["arguments"]
+        key = (record.case.key, record.environment or record.case.device, variant)
+        records.setdefault(key, []).append(record)
+    names = baselines(run)
+    place = {str(part["id"]): index for index, part in enumerate(report.parts)}
     rows = []
     for summary in summarise(run):
         row: Row = dict(summary)
-        of_case = records[row["key"], row["variant"]]
+        of_case = records[row["key"], row["environment"], row["variant"]]
         case = of_case[0].case
+        measured_in = sorted({place.get(origin(record, own)[0], 0) for record in of_case})
+        first = report.parts[measured_in[0]]
         row |= _share_bounds(row)
         row |= {
-            "run": label,
-            "run_index": index,
+            "run": ", ".join(report.labels[index] for index in measured_in),
+            "parts": measured_in,
             "baseline": names.get(case.operator) == case.implementation,
-            "environment": of_case[0].environment or case.device,
             "rate_asked": case.problem.spike_rate,
             "neurons": _product(case.problem.out_shape),
-            "command": command(case, run.meta["seed"], arguments),
+            "command": command(case, first.get("seed", 0), first.get("arguments") or []),
             "case": case,
             "records": of_case,
         }

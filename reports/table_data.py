@@ -157,10 +157,7 @@ def chunks(report: Report) -> list[str]:
     index = {key: i for i, key in enumerate(environments.named(report))}
     out = []
     for start in range(0, len(report.rows), CHUNK):
-        rows = [
-            _detail(row, index.get((row["run_index"], row["environment"])), most)
-            for row in report.rows[start : start + CHUNK]
-        ]
+        rows = [_detail(row, index.get(row["environment"]), most) for row in report.rows[start : start + CHUNK]]
         packed = zlib.compress(dumps(rows).encode(), 6)
         out.append(base64.b64encode(packed).decode())
     return out

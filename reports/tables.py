@@ -49,7 +49,7 @@ def markdown(report: Report) -> str:
     if failed:
         parts.append("## What failed, and why\n\n" + _markdown_failures(failed))
     lines = [
-        f"- {markdown_cell(environments.title(report, *key))}: {markdown_cell(environments.describe(env))}\n"
+        f"- {markdown_cell(environments.title(report, key))}: {markdown_cell(environments.describe(env))}\n"
         for key, env in environments.named(report).items()
     ]
     parts.append("## Where it was measured\n\n" + ("".join(lines) or "Not recorded.\n"))
@@ -57,7 +57,7 @@ def markdown(report: Report) -> str:
 
 
 def _place(report: Report, row: Row) -> str:
-    return environments.title(report, row["run_index"], row["environment"])
+    return environments.title(report, row["environment"])
 
 
 def _size(row: Row) -> str:
@@ -133,7 +133,7 @@ def latex_text(text: str) -> str:
 def latex(report: Report) -> str:
     """A ``tabular`` of all timed cases, a rule between comparisons, winners bold. Needs booktabs and textcomp."""
     found = [a for a in answers.answers(report) if a.winner]
-    several = len({(a.first["run_index"], a.first["environment"]) for a in found}) > 1
+    several = len({a.first["environment"] for a in found}) > 1
     header = ["operator", "phase", "workload", "batch", "$T$", *(["device"] if several else []), "implementation"]
     header += ["time", "95\\,\\% interval", "speed-up", "peak memory"]
     lines = ["% Made by spikemark report --format latex; needs \\usepackage{booktabs,textcomp}."]

@@ -9,9 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
+from spikemark.harness.parts import log_name
+from spikemark.harness.runfolder import Run
 from spikemark.harness.trace.summary import Timeline, TraceSummary, read_all
 from spikemark.reports import words
-from spikemark.reports.rows import Report
+from spikemark.reports.rows import Report, Row
 from spikemark.reports.words import number
 
 MOST_TRACES = 60
@@ -27,6 +29,8 @@ COLOURS = (
     "#882255",
     "#8c8c8c",
 )  # the last: all others
+TOGETHER = "all.torch.json.gz"
+"""The trace of a whole selection; in a merged folder the mark of its part stands before."""
 WIDTH, LANE, LEFT, MEMORY = 900, 18, 120, 60
 CSS = (
     ".timeline svg{display:block;width:100%;height:auto}.timeline text{font-size:11px;fill:var(--ink)}"
@@ -37,10 +41,9 @@ CSS = (
 
 @dataclass(frozen=True)
 class Traces:
-    """What the page shows: ``entries`` for the template, ``links`` from a run's index and a case's key to an entry."""
+    """What the page shows: ``entries`` for the template."""
 
     entries: list[dict[str, Any]]
-    links: dict[tuple[int, str], list[tuple[str, str]]]
     left_out: int
     damaged: list[str]
     merged: list[dict[str, str]]
@@ -52,30 +55,34 @@ def collect(report: Report, page_folder: Path | None = None) -> Traces:
     Rows of ``report.rows`` get ``traces``: pairs (name of the tool, address within the page).
     """
     entries: list[dict[str, Any]] = []
-    links: dict[tuple[int, str], list[tuple[str, str]]] = {}
     damaged: list[str] = []
     merged: list[dict[str, str]] = []
-    known = {(row["run_index"], row["key"]) for row in report.rows}
-    for index, run in enumerate(report.runs):
+    of_case: dict[str, list[Row]] = {}
+    for row in report.rows:
+        row["traces"] = []
+        of_case.setdefault(row["key"], []).append(row)
+    base = page_folder or report.folder
+    for run, places in report.sources:
         folder = run.path / "traces"
-        base = page_folder or report.runs[0].path
         found, bad = read_all(folder)
         damaged += [words.short(name, 80) for name in bad]
-        together = folder / "all.torch.json.gz"
-        if together.is_file():
-            merged.append({"href": _address(together, base), "label": words.short(run.path.name, 40)})
+        for together in sorted(folder.glob(f"*{TOGETHER}")):
+            merged.append({"href": _address(together, base), "label": words.short(_maker(report, run, together), 40)})
         for one in found:
             anchor = f"trace-{len(entries) + 1}"
-            entries.append(_entry(one, anchor, folder, base, (index, one.key) in known))
-            if one.key:
-                links.setdefault((index, one.key), []).append((TOOLS.get(one.tool, one.tool), f"#{anchor}"))
-    for row in report.rows:
-        row["traces"] = [list(pair) for pair in links.get((row["run_index"], row["key"]), [])]
+            here = [places.get(one.environment)] if one.environment else list(places.values())
+            rows = [row for row in of_case.get(one.key, []) if row["environment"] in here]
+            entries.append(_entry(one, anchor, folder, base, bool(rows)))
+            for row in rows if len(entries) <= MOST_TRACES else ():
+                row["traces"].append([TOOLS.get(one.tool, one.tool), f"#{anchor}"])
     shown = entries[:MOST_TRACES]
-    anchors = {f"#{e['anchor']}" for e in shown}
-    for row in report.rows:
-        row["traces"] = [pair for pair in row["traces"] if pair[1] in anchors]
-    return Traces(shown, links, len(entries) - len(shown), damaged, merged)
+    return Traces(shown, len(entries) - len(shown), damaged, merged)
+
+
+def _maker(report: Report, run: Run, together: Path) -> str:
+    """Name of the run that made a trace of a whole selection."""
+    mark = together.name.removesuffix(TOGETHER)
+    return next((str(p["name"]) for p in report.parts if mark and log_name(p["id"], "") == mark), run.path.name)
 
 
 def _address(path: Path, base: Path) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from spikemark.harness import records
-from spikemark.harness.runfolder import Run
+from spikemark.harness.parts import Part, base_key
 from spikemark.harness.statistics import NOISY
 from spikemark.reports import answers, environments, words
 from spikemark.reports.rows import Report, Row
@@ -68,6 +67,11 @@ FLAG_WORDS = {
         "has a single pass: its interval is an assumption, not a measurement",
         "have a single pass: their intervals are an assumption, not a measurement",
     ),
+    "incomplete": (
+        "care",
+        "has fewer passes than the run: its device was lost",
+        "have fewer passes than the run: their device was lost",
+    ),
     "throttled": ("bad", "was measured while the device was throttled", "were measured while the device was throttled"),
 }
 
@@ -115,8 +119,8 @@ def _flags(rows: list[Row]) -> list[Caution]:
 def _runs(report: Report) -> list[Caution]:
     """What the runs' descriptions say; runs of which the same is to be said share a line."""
     found: dict[tuple[str, str], list[str]] = {}
-    for index, run in enumerate(report.runs):
-        for level, text in _of_run(report, index, run):
+    for index, part in enumerate(report.parts):
+        for level, text in _of_run(report, index, part):
             found.setdefault((level, text), []).append(words.short(report.labels[index], 40))
     out = []
     for (level, text), labels in found.items():
@@ -125,59 +129,80 @@ def _runs(report: Report) -> list[Caution]:
     return out + _overlaps(report)
 
 
-def _of_run(report: Report, index: int, run: Run) -> list[tuple[str, str]]:
+def _of_run(report: Report, index: int, part: Part) -> list[tuple[str, str]]:
     """(level, text) of one run."""
     out = []
-    missing = len(run.meta["unmeasured"])
-    planned, found = run.meta["planned"], sum(1 for r in report.rows if r["run_index"] == index)
-    missing = missing or max(planned - found, 0)
+    rows = [row for row in report.rows if index in row["parts"]]
+    missing = _missing(report, index, part, len(rows))
     if missing:
         out.append(("care", f"{words.count(missing, 'planned case')} not measured."))
-    if run.meta["interrupted"]:
-        out.append(("care", "interrupted before it was done; continue it with --resume."))
-    elif not run.meta["ended"]:
-        out.append(("care", "has no end: still going, or killed; continue it with --resume."))
-    if run.damaged:
-        out.append(("care", f"{words.count(run.damaged, 'journal line')} could not be read."))
-    if run.records and not run.meta["selftest"]:
+    whole = report.run.meta
+    if whole["interrupted"] or not whole["ended"]:  # a folder of several may have been continued to its end since
+        if part["interrupted"]:
+            out.append(("care", "interrupted before it was done; continue it with --resume."))
+        elif not part["ended"]:
+            out.append(("care", "has no end: still going, or killed; continue it with --resume."))
+    lost = part.get("lost")
+    for key, why in lost.items() if isinstance(lost, dict) else ():
+        out.append(("bad", f"{words.short(key, 60)} was given up: {words.short(str(why), 200)}."))
+    if part["damaged"]:
+        out.append(("care", f"{words.count(part['damaged'], 'journal line')} could not be read."))
+    selftest = part["selftest"] or whole["selftest"]
+    if rows and not selftest:
         text = "no self-test of this machine, so how small a difference can be trusted is not known"
         out.append(("note", f"{text}: spikemark selftest --out RUN adds it."))
-    elif run.records and answers.smallest_difference(run.meta) is None:
+    elif rows and answers.smallest_difference({"selftest": selftest}) is None:
         out.append(
             ("care", "the self-test of this machine found none of its delays reliably: trust only large factors.")
         )
     return out
 
 
+def _missing(report: Report, index: int, part: Part, found: int) -> int:
+    """Cases that a run was to measure and that no run has measured in one of its environments."""
+    if not report.several:
+        return len(part["unmeasured"]) or max(part["planned"] - found, 0)
+    places = list(part["environments"]) or list(environments.named(report))
+    measured = {(row["key"], row["environment"]) for row in report.rows}
+    lacking = [key for key in part["unmeasured"] if not any((key, place) in measured for place in places)]
+    beside = sum(row["environment"] in places for row in report.rows)
+    return len(lacking) or (max(part["planned"] - beside, 0) if not part["ended"] else 0)
+
+
 def _overlaps(report: Report) -> list[Caution]:
     """Two runs whose times overlap on the same machine disturbed each other."""
     out = []
-    for i, one in enumerate(report.runs):
-        for j in range(i):
-            other = report.runs[j]
-            if _machine_of(one.meta) != _machine_of(other.meta) or not _machine_of(one.meta):
+    for i, one in enumerate(report.parts):
+        for j, other in enumerate(report.parts[:i]):
+            if _machine_of(one) != _machine_of(other) or not _machine_of(one):
                 continue
-            a, b = one.meta, other.meta
-            whole = all(isinstance(m[k], str) for m in (a, b) for k in ("started", "ended"))
-            if whole and a["started"] < b["ended"] and b["started"] < a["ended"]:
+            whole = all(isinstance(m[k], str) for m in (one, other) for k in ("started", "ended"))
+            if whole and one["started"] < other["ended"] and other["started"] < one["ended"]:
                 pair = f"Runs {words.clean(report.labels[j])} and {words.clean(report.labels[i])}"
-                out.append(Caution("bad", f"{pair} were measured on one machine at the same time.", {}))
+                same = "on one machine, or on two that cannot be told apart, at the same time"
+                out.append(Caution("bad", f"{pair} were measured {same}.", {}))
     return out
 
 
-def _machine_of(meta: dict[str, Any]) -> str:
-    return repr(sorted({repr((e.get("cpu") or {}).get("model")) for e in meta["environments"].values()}))
+def _machine_of(part: Part) -> str:
+    """What is known of the machine beside its devices."""
+    found = set()
+    for environment in part["environments"].values():
+        cpu, node = environment.get("cpu") or {}, environment.get("node") or {}
+        found.add(repr([cpu.get("model"), cpu.get("memory_bytes"), node.get("id")]))
+    return repr(sorted(found))
 
 
 def _machine(report: Report) -> list[Caution]:
     """A machine that did something else meanwhile."""
     busy: dict[str, float] = {}
-    for (index, key), environment in environments.named(report).items():
-        cpu = environment.get("cpu") or {}
-        load, cores = words.number(cpu.get("load")), words.number(cpu.get("cores"))
-        if load is not None and cores and load > 0.5 * cores:
-            where = words.short(environments.title(report, index, key), 40)
-            busy[f"{where}: load {load:.1f} on {cores:.0f} cores"] = load
+    for part in report.parts:
+        for key, environment in part["environments"].items():
+            cpu = environment.get("cpu") or {}
+            load, cores = words.number(cpu.get("load")), words.number(cpu.get("cores"))
+            if load is not None and cores and load > 0.5 * cores:
+                where = words.short(f"{part['name']} · {base_key(key)}" if report.several else key, 40)
+                busy[f"{where}: load {load:.1f} on {cores:.0f} cores"] = load
     if not busy:
         return []
     worst = sorted(busy, key=lambda text: -busy[text])

@@ -40,6 +40,8 @@ class Timeline:
 class TraceSummary:
     """A trace of one case (``key``), or of a whole file made elsewhere (``key`` is empty).
 
+    ``environment`` is the one of ``run.json`` that it was made in, where a folder has several of one device.
+
     ``wall_s`` are the measured calls, each until its last kernel has ended; ``busy_s`` of it something of ``kernels``
     ran. ``unit`` says what the kernels are: on a CPU they are torch's operators. ``kernels``, ``outside`` (in no
     measured call), ``copies`` and ``ranges`` (NVTX, of a whole file) are rows with ``name, count, total_s`` and what
@@ -50,6 +52,7 @@ class TraceSummary:
     tool: str
     key: str = ""
     title: str = ""
+    environment: str = ""
     status: str = "ok"
     reason: str = ""
     files: list[dict[str, str]] = field(default_factory=list)
@@ -135,7 +138,7 @@ def _parse(data: dict[str, Any]) -> TraceSummary:
         if not all(math.isfinite(value) for value in [*numbers, *(v for point in memory for v in point)]):
             raise ValueError("a time or size in the timeline is no number")
         out.timeline = Timeline(float(timeline["span_s"]), names, lanes, int(timeline["left_out"]), memory)
-    for name in ("tool", "key", "title", "status", "reason", "unit"):
+    for name in ("tool", "key", "title", "environment", "status", "reason", "unit"):
         if not isinstance(getattr(out, name), str):
             raise TypeError(name)
     for name in ("wall_s", "busy_s", "idle_s", "gap_s", "peak_bytes", "measured_bytes", "ideal_bytes", "moved_bytes"):

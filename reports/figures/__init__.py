@@ -25,18 +25,18 @@ def pictures(report: Report, found: list[Answer], devices: tuple[str, str] | Non
     ``devices`` names the two devices whose times are divided; otherwise the first pairs that may be compared.
     """
     styles = looks(row["implementation"] for row in report.rows)
-    groups: dict[tuple[int, str, str], list[Answer]] = {}
+    groups: dict[tuple[str, str], list[Answer]] = {}
     for answer in found:
         row = answer.first
-        groups.setdefault((row["run_index"], row["environment"], row["operator"]), []).append(answer)
-    several = len({key[:2] for key in groups}) > 1
+        groups.setdefault((row["environment"], row["operator"]), []).append(answer)
+    several = len({environment for environment, _ in groups}) > 1
     out: list[Picture] = []
-    for (run_index, environment, operator), answers in groups.items():
-        where = f" · {environments.title(report, run_index, environment)}" if several else ""
+    for (environment, operator), answers in groups.items():
+        where = f" · {environments.title(report, environment)}" if several else ""
         out += _of_operator(f"{operator}{where}", answers, styles)
-    for place in dict.fromkeys(key[:2] for key in groups):
-        rows = [row for row in report.rows if (row["run_index"], row["environment"]) == place]
-        where = f" · {environments.title(report, *place)}" if several else ""
+    for place in dict.fromkeys(environment for environment, _ in groups):
+        rows = [row for row in report.rows if row["environment"] == place]
+        where = f" · {environments.title(report, place)}" if several else ""
         out += strips.roofline(f"All operators{where}", rows, styles)
     return out + list(heat.device_pictures(report, devices))
 

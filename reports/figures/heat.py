@@ -144,29 +144,29 @@ def device_pictures(report: Report, wanted: tuple[str, str] | None = None, most:
 
     ``wanted`` names two devices (``cpu``, ``cpu:1``); otherwise the first ``most`` pairs that share cases.
     """
-    times: dict[tuple[int, str], dict[tuple[str, ...], Row]] = {}
+    times: dict[str, dict[tuple[str, ...], Row]] = {}
     for row in filter(timed, report.rows):
         key = tuple(
             str(row[n]) for n in ("operator", "phase", "workload", "dtype", "batch", "time_steps", "rate_asked")
         )
-        times.setdefault((row["run_index"], row["environment"]), {})[*key, row["implementation"]] = row
+        times.setdefault(row["environment"], {})[*key, row["implementation"]] = row
     places = list(times)
     pairs = [(a, b) for i, a in enumerate(places) for b in places[i + 1 :] if times[a].keys() & times[b].keys()]
     if wanted:
-        pairs = [(a, b) for a in places for b in places if (a[1], b[1]) == wanted]
+        pairs = [(a, b) for a in places for b in places if (a, b) == wanted]
     for a, b in pairs[:most]:
         yield from _ratio(report, a, b, times[a], times[b])
 
 
 def _ratio(
     report: Report,
-    a: tuple[int, str],
-    b: tuple[int, str],
+    a: str,
+    b: str,
     under: dict[tuple[str, ...], Row],
     over: dict[tuple[str, ...], Row],
 ) -> Iterable[Picture]:
     described = environments.named(report)
-    titles = [words.short(environments.title(report, *place), 40) for place in (a, b)]
+    titles = [words.short(environments.title(report, place), 40) for place in (a, b)]
     one, other = described.get(a, {}), described.get(b, {})
     differing = environments.software_differences(one, other)
     shared = [key for key in under if key in over]
@@ -186,7 +186,7 @@ def _ratio(
         label = f"{words.short(row['operator'], 19)} {comparison_name(Answer([row]), names)}"
         rows.append((label, [ratios.get(c, "") for c in columns]))
     note = f"Time on {titles[1]} divided by time on {titles[0]}: above 1 (purple) {titles[0]} is faster."
-    name = f"devices-{a[0]}-{a[1]}-{b[0]}-{b[1]}"
+    name = f"devices-{a}-{b}"
     yield _picture("devices", name, "Across devices", f"{titles[1]} against {titles[0]}", columns, rows, note, 0)
 
 
@@ -198,7 +198,7 @@ def refused_pairs(report: Report) -> list[str]:
         for b, other in places[i + 1 :]:
             found = environments.software_differences(one, other)
             if found:
-                titles = [words.short(environments.title(report, *p), 40) for p in (a, b)]
+                titles = [words.short(environments.title(report, p), 40) for p in (a, b)]
                 differ = "differs" if len(found) == 1 else "differ"
                 fields = words.listed([words.short(describe_differences([f]), 120) for f in found])
                 out.append(f"{titles[0]} and {titles[1]} are not compared: {fields} {differ}.")
