@@ -99,6 +99,17 @@ def rate(text: str) -> float:
         raise argparse.ArgumentTypeError(f"a firing rate such as 0.05 or 5% is needed, got {text!r}") from None
 
 
+def slowdown(text: str) -> float:
+    """A slowdown to inject (argparse type): ``0.1`` or ``10%``, above 0 and at most 1000 %."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 10:
+        raise argparse.ArgumentTypeError(f"a slowdown such as 0.1 or 10%, at most 1000%, is needed, got {text!r}")
+    return value
+
+
 def seconds(text: str) -> float:
     """A time greater than 0 (argparse type): ``90``, ``90s``, ``5m`` or ``2h``, in seconds."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)

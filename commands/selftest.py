@@ -15,7 +15,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; ``--out`` keeps the result, in ``run.json`` if the folder is a run."""
     from spikemark.harness import ab, selftest
 
-    plan = selftest.Plan(trials=arguments.pairs, passes=arguments.passes or ab.PASSES, seed=arguments.seed)
+    delays = tuple(sorted({0.0, *arguments.delays})) if arguments.delays else selftest.DELAYS
+    plan = selftest.Plan(arguments.pairs, delays, arguments.passes or ab.PASSES, arguments.seed)
     result = selftest.run(plan, lambda text: print(text, file=sys.stderr, flush=True))
     if arguments.out:
         _keep(Path(arguments.out), result)

@@ -177,6 +177,9 @@ class Sampler:
         other = turns.mine()
         if other.shared:
             other.pause(self.key, len(bursts) + 1)
+            self.prepare(flush=True)
+            self.call()  # not a sample: threads that slept through the other's turn are woken at its cost
+            self._check_result(self.result)
         self._look()
         bursts.append(len(self.samples))
         started = now_ns()

@@ -2,8 +2,9 @@
 
 One kernel is compared with itself, and with itself plus a busy-wait of known size, as ``compare --measure`` compares
 two versions: the same turns, passes, samples and statistics. Every trial has samples of its own in every pass; what
-trials share is the processes (``ab.PASSES`` pairs, each pair one pass of every trial), because starting two for each
-pass of each trial would take hours.
+``TOGETHER`` trials share is the processes (``ab.PASSES`` pairs, each pair one pass of them), because starting two for
+each pass of each trial would take hours. Many trials are many such groups: processes have accidents of their own (where
+their memory lies), and two hundred trials in the same few would be few trials.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ THRESHOLD = 0.03
 WANTED = 0.95
 """A difference counts as seen if it is found in this share of the trials."""
 SILENCE_S = 120.0
+TOGETHER = 20
+"""Trials that share their processes."""
+MOST_DELAYED = 100
+"""Most trials of each delay: the share found is then known to a few percent. False alarms are rarer, and need more."""
 
 Tell = Callable[[str], None]
 Sides = dict[str, dict[str, contrast.Timed]]
@@ -42,7 +47,7 @@ Sides = dict[str, dict[str, contrast.Timed]]
 
 @dataclass(frozen=True)
 class Plan:
-    """``trials`` comparisons for each of ``delays``, each of ``passes`` passes."""
+    """``trials`` comparisons without a delay (at most ``MOST_DELAYED`` of each other), each of ``passes`` passes."""
 
     trials: int = 10
     delays: tuple[float, ...] = DELAYS
@@ -56,10 +61,15 @@ def run(plan: Plan, tell: Tell = lambda text: None) -> dict[str, Any]:
     measured: list[Sides] = []
     kernel = ""
     with tempfile.TemporaryDirectory(prefix="spikemark-selftest-") as folder:
+        groups = _groups(plan)
         for pass_index in range(plan.passes):
-            tell(f"pass {pass_index + 1} of {plan.passes}")
-            sides, kernel = _one_pass(Path(folder), plan, pass_index)
-            measured.append(sides)
+            measured.append({ab.BASE: {}, ab.NEW: {}})
+            for number, trials in enumerate(groups):
+                part = f", part {number + 1} of {len(groups)}" if len(groups) > 1 else ""
+                tell(f"pass {pass_index + 1} of {plan.passes}{part}")
+                sides, kernel = _one_pass(Path(folder), plan, pass_index, trials)
+                for label, samples in sides.items():
+                    measured[-1][label] |= samples
     found = judge(plan, measured)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return found | {"kernel": kernel, "load": load, "seconds": round(time.monotonic() - started, 1)}
@@ -70,26 +80,35 @@ def trial_key(trial: int, delay: float) -> str:
     return f"{trial}/{delay:g}"
 
 
-def _order(plan: Plan, pass_index: int) -> list[tuple[int, float]]:
+def _groups(plan: Plan) -> list[range]:
+    """Trials that share processes."""
+    return [range(i, min(i + TOGETHER, plan.trials)) for i in range(0, plan.trials, TOGETHER)]
+
+
+def _order(plan: Plan, pass_index: int, trials: range) -> list[tuple[int, float]]:
     """Trials in the order of one pass: the delays of one trial next to each other, in random order."""
-    rng = random.Random(f"selftest {plan.seed} {pass_index}")
-    return [(t, d) for t in range(plan.trials) for d in rng.sample(plan.delays, len(plan.delays))]
+    rng = random.Random(f"selftest {plan.seed} {pass_index} {trials.start}")
+    return [(t, d) for t in trials for d in rng.sample(plan.delays, len(plan.delays)) if t in _trials(plan, d)]
 
 
-def _one_pass(folder: Path, plan: Plan, pass_index: int) -> tuple[Sides, str]:
-    """Both processes of one pass in turns, and the kernel's name."""
-    order = _order(plan, pass_index)
+def _trials(plan: Plan, delay: float) -> range:
+    return range(min(plan.trials, MOST_DELAYED) if delay else plan.trials)
+
+
+def _one_pass(folder: Path, plan: Plan, pass_index: int, trials: range) -> tuple[Sides, str]:
+    """Both processes of one pass of ``trials`` in turns, and the kernel's name."""
+    order = _order(plan, pass_index, trials)
     keys = [trial_key(t, d) for t, d in order]
     sides: Sides = {ab.BASE: {}, ab.NEW: {}}
     kernel, workers = "", dict[str, Worker]()
-    with Turnstile(folder, list(sides), keys, f"{plan.seed} {pass_index}") as turnstile:
+    with Turnstile(folder, list(sides), keys, f"{plan.seed} {pass_index} {trials.start}") as turnstile:
         try:
             for label in sides:
-                path = folder / f"{pass_index}-{label}.json"
+                path = folder / f"{pass_index}-{trials.start}-{label}.json"
                 delays = [d if label == ab.NEW else 0.0 for _, d in order]
                 path.write_text(json.dumps({"trials": list(zip(keys, delays, strict=True))}), encoding="utf-8")
                 env = worker_env("cpu", Variant()) | turnstile.environment(label)
-                workers[label] = Worker(_command, path, folder / f"{pass_index}-{label}.log", env)
+                workers[label] = Worker(_command, path, folder / f"{pass_index}-{trials.start}-{label}.log", env)
             heard = time.monotonic()
             going = set(workers)
             while going:
@@ -119,23 +138,27 @@ def _command(plan: Path, events: int) -> list[str]:
 def judge(plan: Plan, measured: Sequence[Sides]) -> dict[str, Any]:
     """Count verdicts at ``slower:3%``: the false alarms among identical pairs, and what was found of each delay.
 
-    Intervals of the shares are 95 % (Clopper-Pearson). ``smallest_difference`` is the smallest delay found in at least
-    95 % of its trials, None if none is. ``noise`` is the deviation of one pass's ratio of identical pairs, None for one
-    pass.
+    Intervals of the shares are 95 % (Clopper-Pearson). ``ratios`` are every trial's ratio with its interval, by delay.
+    ``groups`` is how many sets of processes the trials were spread over. ``smallest_difference`` is the smallest delay
+    found in at least 95 % of its trials, None if none is. ``noise`` is the deviation of one pass's ratio of identical
+    pairs, None for one pass.
     """
     out: dict[str, Any] = {
         "schema": 1,
         "pairs": plan.trials,
         "passes": plan.passes,
+        "groups": len(_groups(plan)),
         "threshold": THRESHOLD,
         "smallest_difference": None,
         "delays": [],
+        "ratios": {},
     }
     for delay in plan.delays:
-        keys = [trial_key(t, delay) for t in range(plan.trials)]
+        keys = [trial_key(t, delay) for t in _trials(plan, delay)]
         sides = [[{p: m[label][key] for p, m in enumerate(measured)} for key in keys] for label in (ab.BASE, ab.NEW)]
         ratios = contrast.together(sides[0], sides[1])
         entry = _count(ratios)
+        out["ratios"][f"{delay:g}"] = [[round(v, 5) for v in (r.value, r.low, r.high)] for r in ratios]
         if delay == 0:
             out["false_alarms"] = {
                 k: entry[k] for k in ("trials", "slower", "faster", "share", "share_low", "share_high")
@@ -172,7 +195,8 @@ def text(result: dict[str, Any]) -> str:
     """The result in a few lines."""
     alarms, noise, smallest = result["false_alarms"], result["noise"], result["smallest_difference"]
     lines = [
-        f"Kernel: {result['kernel']}, {result['kernel_s'] * 1e3:.3g} ms; {result['passes']} passes in turns.",
+        f"Kernel: {result['kernel']}, {result['kernel_s'] * 1e3:.3g} ms; {result['passes']} passes in turns, "
+        f"{result['groups']} {'sets' if result['groups'] > 1 else 'set'} of processes.",
         f"Identical pairs called slower by more than {THRESHOLD:.0%}: {alarms['slower']} of {alarms['trials']} "
         f"(95 % interval {alarms['share_low']:.1%} to {alarms['share_high']:.1%}); called faster: {alarms['faster']}.",
     ]

@@ -59,11 +59,23 @@ def test_text_tells_counts_and_intervals() -> None:
 
 
 def test_both_sides_draw_the_same_order_and_passes_differ() -> None:
-    plan = Plan(trials=5)
-    first = selftest._order(plan, 0)
-    assert first == selftest._order(plan, 0)
-    assert first != selftest._order(plan, 1)
-    assert sorted(first) == sorted((t, d) for t in range(5) for d in plan.delays)
+    plan = Plan(trials=25)
+    groups = selftest._groups(plan)
+    assert [t for group in groups for t in group] == list(range(25)) and len(groups) == 2
+    first = selftest._order(plan, 0, groups[0])
+    assert first == selftest._order(plan, 0, groups[0])
+    assert first != selftest._order(plan, 1, groups[0])
+    assert [d for _, d in first] != [d for _, d in selftest._order(plan, 0, groups[1])]
+    assert sorted(first) == sorted((t, d) for t in range(20) for d in plan.delays)
+
+
+def test_delays_are_tried_a_hundred_times_at_most() -> None:
+    plan = Plan(trials=130, delays=(0.0, 0.1))
+    order = [slot for group in selftest._groups(plan) for slot in selftest._order(plan, 0, group)]
+    assert [t for t, d in order if d == 0] == list(range(130))
+    assert [t for t, d in order if d == 0.1] == list(range(100))
+    found = judge(plan, passes(plan, {0.0: 1.0, 0.1: 1.1}))
+    assert (found["false_alarms"]["trials"], found["delays"][0]["trials"], found["groups"]) == (130, 100, 7)
 
 
 def test_the_delay_is_a_fraction_of_the_call_and_plain_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
