@@ -42,7 +42,7 @@ def _name_this_package() -> None:
 if __name__ == "__main__":
     _name_this_package()
 
-from spikemark.commands.arguments import Parser, add_selection, natural, seconds, whole  # noqa: E402
+from spikemark.commands.arguments import Parser, add_selection, natural, seconds, slowdown, whole  # noqa: E402
 from spikemark.harness.errors import NothingMeasured, UsageError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 def _run(parser: argparse.ArgumentParser) -> None:
     add_selection(parser, DEFAULT_PRESET["run"])
     parser.add_argument("--passes", metavar="N", type=natural, help="fresh processes a case is measured in")
-    parser.add_argument("--out", metavar="DIR", help="run folder; default: runs/<date-time>-<preset>")
+    parser.add_argument("-o", "--out", metavar="DIR", help="run folder; default: runs/<date-time>-<preset>")
     resume = "measure what is missing in the run folder --out; without a selection, that run's own is repeated"
     parser.add_argument("--resume", action="store_true", help=resume)
     _time_limit(parser)
@@ -88,7 +88,7 @@ def _profile(parser: argparse.ArgumentParser) -> None:
     which = "torch (torch.profiler, default), nsys (Nsight Systems) or ncu (Nsight Compute)"
     parser.add_argument("--tool", choices=("torch", "nsys", "ncu"), default="torch", metavar="TOOL", help=which)
     out = "run folder, new or existing; traces go into its traces/; default: runs/<date-time>-profile"
-    parser.add_argument("--out", metavar="DIR", help=out)
+    parser.add_argument("-o", "--out", metavar="DIR", help=out)
     parser.add_argument("--calls", metavar="N", type=natural, default=5, help="traced calls of a case; default: 5")
     back = "read an SQLite export of Nsight Systems made elsewhere instead; with --out it is added to that run"
     parser.add_argument("--from", dest="from_file", metavar="FILE", help=back)
@@ -131,9 +131,18 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     _time_limit(parser)
 
 
+def _merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders, two or more")
+    parser.add_argument("-o", "--out", metavar="DIR", required=True, help="the run folder to make")
+
+
 def _selftest(parser: argparse.ArgumentParser) -> None:
-    pairs = "comparisons of each injected slowdown, none included; default: 10, some minutes"
+    pairs = "comparisons without and (at most 100) with each injected slowdown; default: 10, some minutes"
     parser.add_argument("--pairs", metavar="N", type=natural, default=10, help=pairs)
+    delay = "slowdown to inject, as 0.1 or 10%%; may be repeated; default: 5%%, 10%% and 20%%"
+    parser.add_argument(
+        "--delay", dest="delays", metavar="SHARE", type=slowdown, action="append", default=[], help=delay
+    )
     parser.add_argument(
         "--passes", metavar="N", type=natural, help="pairs of processes; default: as `compare --measure`"
     )
@@ -162,6 +171,7 @@ COMMANDS = {
     "profile": ("trace cases with torch.profiler or Nsight: why is it slow?", _profile, "profile"),
     "report": ("write the report of one or several runs", _report, "report"),
     "compare": ("what became slower or faster between two runs, or two versions of the code", _compare, "compare"),
+    "merge": ("join runs made apart into one run folder with one report", _merge, "merge"),
     "selftest": ("how often identical code is called slower here, and what is found", _selftest, "selftest"),
     "inspect": ("registers, spills and occupancy of the CUDA kernels; needs no GPU", _inspect, "inspect"),
     "env": ("what of this machine matters for a number", _env, "env"),

@@ -115,7 +115,7 @@ def _plan(part: Part) -> tuple[list[str], Any]:
     skip = False
     for word in map(str, part.get("arguments") or []):
         option = word.partition("=")[0]
-        if not skip and option not in (*_OF_ONE_FOLDER, "--resume"):
+        if not skip and not (option in (*_OF_ONE_FOLDER, "--resume") or re.match(r"-o.", word)):
             words.append(word)
         skip = not skip and word in _OF_ONE_FOLDER
     return words, [part.get(name) for name in ("seed", "preset", "options")]

@@ -42,8 +42,10 @@ def now() -> str:
 def without_folders(argument: str) -> str:
     """A command-line word with absolute paths cut to their last part: they tell who ran where.
 
-    ``--out=/home/me/runs/a`` -> ``--out=a``; relative paths and everything else stay.
+    ``--out=/home/me/runs/a`` -> ``--out=a``, ``-o/home/me/runs/a`` -> ``-oa``; relative paths and everything else stay.
     """
+    if argument[:1] == "-" and argument[1:2].isalpha() and PurePath(argument[2:]).is_absolute():
+        return argument[:2] + PurePath(argument).name
     option, equals, value = argument.partition("=")
     if option.startswith("-") and equals:
         return f"{option}={without_folders(value)}"
