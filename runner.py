@@ -103,7 +103,9 @@ def _profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder; several are put side by side")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="run folder; several are joined as `merge` does")
+    past = "every run in DIR as a history: each case's trend, with change points; default file: DIR/history.html"
+    parser.add_argument("--history", metavar="DIR", help=past)
     where = "where to write; default: report.html in the first RUN, text to standard output"
     parser.add_argument("-o", "--output", metavar="FILE", help=where)
     forms = ("html", "markdown", "csv", "parquet", "latex")
@@ -118,7 +120,9 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="BASE [NEW]", nargs="*", help=what)
     now = "measure both versions in turns now; without NEW it is the working tree"
     parser.add_argument("--measure", action="store_true", help=now)
-    limit = "what a regression is: slower:3%% (default), memory:10%%; repeatable"
+    past = "every run in DIR as a history: each case's trend on like environments, with change points"
+    parser.add_argument("--history", metavar="DIR", help=past)
+    limit = "what a regression, or with --history a change, is: slower:3%% (default), memory:10%%; repeatable"
     parser.add_argument("--fail-on", metavar="WHAT:N%", action="append", default=[], help=limit)
     parser.add_argument("--strict", action="store_true", help="exit 5 if a case is inconclusive")
     parser.add_argument("--across", action="store_true", help="compare runs of different environments on purpose")

@@ -1,4 +1,7 @@
-"""``spikemark compare``: two runs that exist, or two versions of the code measured in turns now (``--measure``)."""
+"""``spikemark compare``: two runs that exist, or two versions of the code measured in turns now (``--measure``).
+
+``--history`` follows every case through a folder of runs instead (``commands.history``).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ INTERRUPTED = 130
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; its exit code: 0, 1 for a regression, 5 under ``--strict`` for an inconclusive case."""
+    if arguments.history is not None:
+        from spikemark.commands import history
+
+        return history.compare(arguments)
     from spikemark.reports import compare, compare_text
 
     fail_on = compare.parse_fail_on(arguments.fail_on)

@@ -18,7 +18,7 @@ from spikemark.harness.records import Record
 from spikemark.harness.runfolder import Run
 
 Part = dict[str, Any]
-_NOT_CARRIED = ("schema", "parts", "environments")
+_NOT_CARRIED = ("schema", "parts", "environments", "derived")
 _OF_ONE_FOLDER = ("--out", "-o", "--device", "--time-limit")
 """Options of ``run`` in which the parts of a folder may differ and yet be continued by one command."""
 
@@ -105,6 +105,8 @@ def common_arguments(every: Sequence[Part], devices: Iterable[str]) -> list[str]
     asked = [_plan(part) for part in every]
     words = asked[0][0]
     if words[:1] != ["run"] or any(plan != asked[0] for plan in asked):
+        return None
+    if any(word.partition("=")[0] == "--engine" for word in words):  # its devices are of other machines
         return None
     return [*words, *(word for device in devices for word in ("--device", device))]
 

@@ -8,8 +8,6 @@ printed and ``traces/`` what ``profile`` collected. No host name, user name or a
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import json
 import os
@@ -20,17 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from spikemark.harness import journal
+from spikemark.harness import journal, results
 from spikemark.harness.errors import UsageError
 from spikemark.harness.journal import StorageError, dumps, storage_error
-from spikemark.harness.records import COLUMNS, SCHEMA_VERSION, Record
+from spikemark.harness.records import SCHEMA_VERSION, Record
+from spikemark.harness.results import JOURNAL, RESULTS_CSV
 
 __all__ = ["Run", "RunFolder", "StorageError", "new_meta"]
 
 RUN_JSON = "run.json"
-JOURNAL = "cases.jsonl"
 BENCHMARKS_JSON = "benchmarks.json"
-RESULTS_CSV = "results.csv"
 CALIBRATION = {"kind": "calibration", "schema": SCHEMA_VERSION}
 
 
@@ -123,7 +120,8 @@ def _write_atomically(path: Path, text: str) -> None:
         raise storage_error(path, error) from None
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> dict[str, Any]:
+    """``run.json`` of the run folder ``path``, absent fields filled in. Raises as ``RunFolder.load`` does."""
     file = path / RUN_JSON
     if not path.exists():
         raise UsageError(f"run folder {path} does not exist")
@@ -153,6 +151,8 @@ def _checked_meta(meta: dict[str, Any], file: Path) -> dict[str, Any]:
     for name, kind in wanted.items():
         if not isinstance(meta[name], kind):
             raise UsageError(f"{file}: {name} is not a {kind.__name__}")
+    if not isinstance(meta["id"], (str, type(None))):
+        raise UsageError(f"{file}: id is not a str")
     if not all(isinstance(e, dict) for e in meta["environments"].values()):
         raise UsageError(f"{file}: environments does not hold one description a device")
     if "parts" in meta:
@@ -225,7 +225,7 @@ class RunFolder:
     def load(path: str | Path) -> Run:
         """Read a run folder. Raises ``UsageError``, one line, for something that is no run or of another schema."""
         path = Path(path)
-        meta = _read_meta(path)
+        meta = read_meta(path)
         found = journal.read(path / JOURNAL)
         return Run(path, meta, found.records, found.calibrations, found.damaged)
 
@@ -261,8 +261,11 @@ class RunFolder:
         """
         self.close()
         self.update(**({"ended": now()} | changes))
+        state = results.state(self.path)
         run = self.load(self.path)
         write_derived(run)
+        self.update(derived=results.stamp(run, state))
+        run.meta["derived"] = self.meta["derived"]
         return run
 
     def close(self) -> None:
@@ -284,32 +287,4 @@ def write_derived(run: Run) -> None:
     from spikemark.harness.benchmarks_json import benchmarks_json
 
     _write_atomically(run.path / BENCHMARKS_JSON, dumps(benchmarks_json(run)) + "\n")
-    _write_atomically(run.path / RESULTS_CSV, results_csv(run))
-
-
-def results_csv(run: Run) -> str:
-    """The text of ``results.csv``: ``COLUMNS`` first and in order, then every other field of the rows.
-
-    An A/B run has one row a case and variant, and a last column ``variant``.
-    """
-    from spikemark.harness.statistics import summarise
-
-    rows = summarise(run)
-    if run.variants:
-        rows = [row | {"variant": label} for label in run.variants for row in summarise(run.only_variant(label))]
-    extras = list(dict.fromkeys(name for row in rows for name in row if name not in COLUMNS))
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*COLUMNS, *extras])
-    for row in rows:
-        writer.writerow([_cell(row.get(name)) for name in (*COLUMNS, *extras)])
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """A CSV cell: empty for None, words for a list, JSON for a dict; numbers as they are."""
-    if isinstance(value, (list, tuple)):
-        return " ".join(str(v) for v in value)
-    if isinstance(value, dict):
-        return dumps(value)
-    return value
+    _write_atomically(run.path / RESULTS_CSV, results.results_csv(run))

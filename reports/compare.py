@@ -22,13 +22,12 @@ from spikemark.harness.environment import describe_differences, differences
 from spikemark.harness.errors import NothingMeasured, UsageError
 from spikemark.harness.intervals import FASTER, INCONCLUSIVE, SAME, SLOWER, Interval, geometric_mean, verdict
 from spikemark.harness.records import OK, UNAVAILABLE, UNSUPPORTED, Record
+from spikemark.harness.results import GAUGES
 from spikemark.harness.runfolder import Run
 from spikemark.harness.statistics import PassTable, Row, summarise
 
 BROKEN = "broken"
 FAIL_ON = {"slower": 0.03}
-GAUGES = {"copy": "samples", "computation": "compute_samples"}
-"""Name of a calibration -> the field of the journal's line that holds its seconds."""
 ORDER = (BROKEN, SLOWER, INCONCLUSIVE, FASTER, SAME)
 
 

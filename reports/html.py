@@ -90,7 +90,7 @@ def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | 
     styles = figures.looks(r["implementation"] for r in report.rows)
     keys = {name: f"k{i}" for i, name in enumerate(styles)}
     sheet = StyleSheet()
-    groups = _picture_groups(drawn, sheet)
+    groups = picture_groups(drawn, sheet)
     css = (ASSETS / "report.css").read_text(encoding="utf-8") + sheet.css()
     css += traces.CSS if traced.entries or traced.damaged else ""
     css += "".join(f".{keys[name]}{{background:{look.color}}}" for name, look in styles.items())
@@ -105,9 +105,9 @@ def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | 
         "environments": [_environment_line(report, key, env) for key, env in environments.named(report).items()],
     }
     opened = sum(len(s.answers) for s in sections) <= OPEN_ANSWERS
-    template = _environment().get_template("report.html.j2")
+    template = templates().get_template("report.html.j2")
     return template.render(
-        policy=_policy(css, script),
+        policy=policy(css, script),
         css=Markup(css),
         script=Markup(script),
         data=Markup(table_data.dumps(data)),
@@ -136,13 +136,13 @@ def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | 
     )
 
 
-def _environment() -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
 
 
-def _policy(css: str, script: str) -> str:
+def policy(css: str, script: str) -> str:
     """Nothing may be loaded or sent; only this page's own style and script, by their hashes."""
 
     def sha(text: str) -> str:
@@ -254,7 +254,7 @@ def _why(answer: Answer) -> str:
     return text
 
 
-def _picture_groups(drawn: list[Any], sheet: Any) -> list[dict[str, Any]]:
+def picture_groups(drawn: list[Any], sheet: Any) -> list[dict[str, Any]]:
     from spikemark.reports.figures.canvas import WIDTH
 
     groups: dict[str, list[dict[str, Any]]] = {}

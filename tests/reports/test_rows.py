@@ -33,17 +33,33 @@ def test_load_stays_callable_after_the_reading_module_is_imported(everyday: Path
     assert len(reports.load(everyday)) == 295
 
 
-def test_rows_of_several_runs_stay_apart(tmp_path: Path, everyday: Path) -> None:
-    one = synthetic.write(
-        tmp_path / "a" / "run", [synthetic.record(c, 0) for c in list(synthetic.cases())[:4]], passes=1
+def test_several_runs_are_one_report(tmp_path: Path, everyday: Path) -> None:
+    """Passes of the same machine and code add up in one row; of other code they are rows of their own."""
+    few = list(synthetic.cases())[:4]
+    newer = {"cpu": synthetic.environment(project={"commit": "fff", "dirty": False})}
+    one, two = (
+        synthetic.write(tmp_path / n / "run", [synthetic.record(c, 0) for c in few], passes=1) for n in ("a", "b")
     )
-    two = synthetic.write(
-        tmp_path / "b" / "run", [synthetic.record(c, 0) for c in list(synthetic.cases())[:4]], passes=1
-    )
-    table = reports.load(one, two)
-    assert list(table["run"]) == ["run"] * 4 + ["run (2)"] * 4
+    three = synthetic.write(tmp_path / "c", [synthetic.record(c, 0) for c in few], passes=1, environments=newer)
+    table = reports.load(one, two, three)
+    assert list(table["run"]) == ["run, run (2)"] * 4 + ["c"] * 4
+    assert list(table["passes"]) == [2] * 4 + [1] * 4
+    assert list(table["environment"]) == ["cpu"] * 4 + ["cpu (2)"] * 4
+    assert list(table["environment.project.commit"]) == ["0123456"] * 4 + ["fff"] * 4
+    assert read([one, two, three]).titles == {"cpu": "run and run (2) · cpu", "cpu (2)": "c · cpu"}
     with pytest.raises(UsageError, match="given twice"):
         reports.load(one, one)
+
+
+def test_environments_of_one_device_in_one_run_are_told_apart(tmp_path: Path) -> None:
+    """As a run over several machines has them: by the device's name, or by the key where that is the same."""
+    case = next(synthetic.cases())
+    names = {"cpu": "X", "cpu (2)": "Y", "cpu (3)": "Y", "cpu:1": "X"}
+    found = {key: synthetic.environment(machine=name) for key, name in names.items()}
+    run = synthetic.write(tmp_path / "r", [synthetic.record(case, 0, environment=k) for k in found], environments=found)
+    report = read([run])
+    assert report.titles == {"cpu": "cpu · X", "cpu (2)": "cpu (2)", "cpu (3)": "cpu (3)", "cpu:1": "cpu:1"}
+    assert [row["passes"] for row in report.rows] == [1] * 4
 
 
 def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
