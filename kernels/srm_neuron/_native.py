@@ -32,6 +32,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "srm_backward": (_INT, (*_READS, *[_POINTER] * 5)),
     "srm_offset": (_LONG, (_POINTER, _LONG, _LONG, _LONG)),
     "srm_compact_scratch": (_LONG, (_INT, _LONG, _INT)),
+    "srm_compact_lanes": (_INT, (_INT,)),
     "srm_compact_tiles": (_LONG, (_LONG, _LONG)),
     "srm_compact_count": (_INT, (*_READS, _LONG, _LONG, _POINTER)),
     "srm_compact_forward": (_INT, (*_READS, *[_POINTER] * 4, _LONG, _POINTER, _POINTER, _INT)),

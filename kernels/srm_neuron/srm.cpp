@@ -12,7 +12,6 @@ namespace srm {
 namespace {
 
 constexpr int kDenseTile = 4096;
-constexpr int kStepsAtOnce = 2;
 
 template <bool Stream, typename S, typename A>
 void forward_tile(const View& current, int64_t sample, int64_t first, int n, int64_t steps, int64_t neurons,

@@ -3,7 +3,8 @@
 // Saved by forward (or packed from a dense state):
 //   bits   [B, T, ceil(D/8)] bytes; bit i%8 of byte i/8 is the spike of neuron i
 //   tiles  [B * tiles, 2] int64: a tile's first pair in `slopes`, and how many it has
-//   slopes [2, capacity]: delta_u and delta_ut of the spikes; within a tile by step, then by neuron
+//   slopes [2, capacity]: delta_u and delta_ut of the spikes; within a tile by kStepsAtOnce steps, then by vector of
+//          neurons, then by step, then by neuron: in the order in which the walk below meets them
 // Tiles (always kTile neurons of one sample) place their pairs in the order they finish: where they lie differs from
 // run to run, which pairs a tile has and every result do not.
 #include "srm.h"
@@ -145,27 +146,36 @@ bool place(const Saved saved, int64_t piece, const Scratch<A> scratch, int64_t c
     return true;
 }
 
-// Walks a tile through its steps; rise(t, i, v, part, whole) gives the step of the v-th vector, at neuron i. Writes the
-// bits, gathers the pairs in scratch, and returns how many there are.
+// Walks a tile through its steps; rise(own, t, slot, i, part, whole) gives the step t of the vector at neuron i, `own`
+// being that vector's entry of `state`. Writes the bits, gathers the pairs in scratch, and returns how many there are.
 // Inlined, and with `rise` by value: what is reached through a pointer must be read again after every store.
-template <typename A, typename Step>
+template <typename A, typename State, typename Step>
 SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t first, int n, int64_t steps,
-                                     int64_t neurons, const Scratch<A> scratch, Step rise) {
+                                     int64_t neurons, const Scratch<A> scratch, State* state, Step rise) {
     const int64_t row_bytes = (neurons + 7) / 8;
     int64_t count = 0;
-    for (int64_t t = 0; t < steps; ++t) {
-        uint8_t row[kRowBytes] = {};
+    const auto walk = [&](auto number, int64_t t) SPIKEMARK_INLINE_LAMBDA {
+        constexpr int Steps = decltype(number)::value;
+        uint8_t row[Steps][kRowBytes] = {};
         for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
-            const Rise<A> now = rise(t, i, v, part, whole);
-            uint32_t bits = spikemark::lane_bits<A>(now.fired);
-            if constexpr (!decltype(whole)::value) bits &= (1u << part) - 1u;
-            put_bits<A>(row, i, bits);
-            squeeze<A>(scratch.w + count, now.delta_u, bits);
-            squeeze<A>(scratch.t + count, now.delta_ut, bits);
-            count += __builtin_popcount(bits);
+            State own = state[v];
+            for (int j = 0; j < Steps; ++j) {
+                const Rise<A> now = rise(own, t + j, j, i, part, whole);
+                uint32_t bits = spikemark::lane_bits<A>(now.fired);
+                if constexpr (!decltype(whole)::value) bits &= (1u << part) - 1u;
+                put_bits<A>(row[j], i, bits);
+                squeeze<A>(scratch.w + count, now.delta_u, bits);
+                squeeze<A>(scratch.t + count, now.delta_ut, bits);
+                count += __builtin_popcount(bits);
+            }
+            state[v] = own;
         });
-        std::memcpy(saved.bits + (sample * steps + t) * row_bytes + first / 8, row, (n + 7) / 8);
-    }
+        for (int j = 0; j < Steps; ++j)
+            std::memcpy(saved.bits + (sample * steps + t + j) * row_bytes + first / 8, row[j], (n + 7) / 8);
+    };
+    int64_t t = 0;
+    for (; t + kStepsAtOnce <= steps; t += kStepsAtOnce) walk(std::integral_constant<int, kStepsAtOnce>{}, t);
+    for (; t < steps; ++t) walk(std::integral_constant<int, 1>{}, t);
     return count;
 }
 
@@ -188,18 +198,19 @@ template <bool Stream, typename S, typename A>
 int64_t forward_tile(const View& current, int64_t sample, int64_t first, int n, int64_t steps, int64_t neurons,
                      const Constants<A> k, S* spikes, const Saved saved, const Scratch<A> scratch) {
     constexpr int lanes = spikemark::Lanes<A>::count;
-    Rows<S> rows(current, sample, first, n);
+    Rows<S, kTile, kStepsAtOnce> rows(current, sample, first, n);
     Membrane<A> state[kTile / lanes] = {};
     const Vector<A> one = spikemark::splat<A>(1), zero = {};
-    const S* x = nullptr;
-    const auto rise_of = [&](int64_t t, int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+    const S* x[kStepsAtOnce] = {};
+    const auto rise_of = [&](Membrane<A>& own, int64_t t, int slot, int64_t i, int part,
+                             auto whole) SPIKEMARK_INLINE_LAMBDA {
         constexpr bool Whole = decltype(whole)::value;
-        if (i == 0) x = rows.row(t);
-        const Rise<A> rise = step(state[v], get<A, Whole>(x + i, part), k);
+        if (i == 0) x[slot] = rows.row(t, slot);
+        const Rise<A> rise = step(own, get<A, Whole>(x[slot] + i, part), k);
         put<Stream, Whole>(spikes + (sample * steps + t) * neurons + first + i, rise.fired ? one : zero, part);
         return rise;
     };
-    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, rise_of);
+    return encode_tile<A>(saved, sample, first, n, steps, neurons, scratch, state, rise_of);
 }
 
 template <bool Stream, typename S, typename A>
@@ -221,30 +232,47 @@ void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t 
             spikemark::store<false>(scratch.t + from + i, s);
         });
     }
-    Rows<S> rows(grad_out, sample, first, n);
+    Rows<S, kTile, kStepsAtOnce> rows(grad_out, sample, first, n);
     Next<A> next[kTile / lanes] = {};
-    for (int64_t t = steps; t-- > 0;) {
-        uint8_t row[kRowBytes] = {};
-        std::memcpy(row, saved.bits + (sample * steps + t) * row_bytes + first / 8, (n + 7) / 8);
-        for (int i = 0; i < kTile / 8; i += 8) {
-            uint64_t eight;
-            std::memcpy(&eight, row + i, 8);
-            left -= __builtin_popcountll(eight);
+    const auto walk = [&](auto number, int64_t t) SPIKEMARK_INLINE_LAMBDA {  // t + Steps - 1, ..., t
+        constexpr int Steps = decltype(number)::value;
+        uint8_t row[Steps][kRowBytes] = {};
+        const S* grad[Steps];
+        for (int j = 0; j < Steps; ++j) {
+            std::memcpy(row[j], saved.bits + (sample * steps + t + j) * row_bytes + first / 8, (n + 7) / 8);
+            for (int i = 0; i < kTile / 8; i += 8) {
+                uint64_t eight;
+                std::memcpy(&eight, row[j] + i, 8);
+                left -= __builtin_popcountll(eight);
+            }
+            grad[j] = rows.row(t + j, j);
         }
-        const S* grad = rows.row(t);
         const int64_t at = (sample * steps + t) * neurons + first;
         int64_t from = left;
         for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
             constexpr bool Whole = decltype(whole)::value;
-            const uint32_t bits = bits_at<A>(row, i);
-            const Vector<A> scale_w = spread<A>(scratch.w + from, bits), scale_t = spread<A>(scratch.t + from, bits);
-            from += __builtin_popcount(bits);
-            Vector<A> w, s;
-            step_back(next[v], lane_mask<A>(bits), scale_w, scale_t, get<A, Whole>(grad + i, part), k, w, s);
-            put<Stream, Whole>(grad_w + at + i, w, part);
-            put<Stream, Whole>(grad_t + at + i, s, part);
+            uint32_t bits[Steps];
+            int64_t begin[Steps];
+            for (int j = 0; j < Steps; ++j) {
+                bits[j] = bits_at<A>(row[j], i);
+                begin[j] = from;
+                from += __builtin_popcount(bits[j]);
+            }
+            Next<A> own = next[v];
+            for (int j = Steps; j-- > 0;) {
+                const Vector<A> scale_w = spread<A>(scratch.w + begin[j], bits[j]);
+                const Vector<A> scale_t = spread<A>(scratch.t + begin[j], bits[j]);
+                Vector<A> w, s;
+                step_back(own, lane_mask<A>(bits[j]), scale_w, scale_t, get<A, Whole>(grad[j] + i, part), k, w, s);
+                put<Stream, Whole>(grad_w + at + j * neurons + i, w, part);
+                put<Stream, Whole>(grad_t + at + j * neurons + i, s, part);
+            }
+            next[v] = own;
         });
-    }
+    };
+    int64_t t = steps;
+    for (; t % kStepsAtOnce; --t) walk(std::integral_constant<int, 1>{}, t - 1);
+    for (; t > 0; t -= kStepsAtOnce) walk(std::integral_constant<int, kStepsAtOnce>{}, t - kStepsAtOnce);
 }
 
 template <typename Run> void maybe_streaming(bool stream, const Run& run) {
@@ -258,6 +286,11 @@ template <typename Run> void maybe_streaming(bool stream, const Run& run) {
 // Bytes of scratch that the calls below need for `threads` threads.
 SPIKEMARK_EXPORT int64_t srm_compact_scratch(int dtype, int64_t steps, int threads) {
     return 2 * srm::scratch_room(steps) * threads * (dtype == srm::kFloat64 ? 8 : 4);
+}
+
+// Neurons of a vector, on which the order of the pairs within a tile depends.
+SPIKEMARK_EXPORT int srm_compact_lanes(int dtype) {
+    return dtype == srm::kFloat64 ? spikemark::Lanes<double>::count : spikemark::Lanes<float>::count;
 }
 
 SPIKEMARK_EXPORT int64_t srm_compact_tiles(int64_t batch, int64_t neurons) {
@@ -332,7 +365,8 @@ SPIKEMARK_EXPORT int srm_compact_pack(int dtype, int64_t batch, int64_t steps, i
         srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
                                                                        int64_t first, int n) {
             const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);
-            const auto read = [=](int64_t t, int64_t i, int64_t, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+            struct Nothing {} nothing[srm::kTile / spikemark::Lanes<A>::count];
+            const auto read = [=](Nothing&, int64_t t, int, int64_t i, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
                 constexpr bool Whole = decltype(whole)::value;
                 const int64_t at = (sample * steps + t) * neurons + first + i;
                 const spikemark::Vector<A> zero = {};
@@ -340,7 +374,7 @@ SPIKEMARK_EXPORT int srm_compact_pack(int dtype, int64_t batch, int64_t steps, i
                                     srm::get<A, Whole>(static_cast<const S*>(delta_ut) + at, part),
                                     srm::get<A, Whole>(static_cast<const S*>(spikes) + at, part) != zero};
             };
-            const int64_t count = srm::encode_tile<A>(saved, sample, first, n, steps, neurons, own, read);
+            const int64_t count = srm::encode_tile<A>(saved, sample, first, n, steps, neurons, own, nothing, read);
             if (!srm::place<S>(saved, piece, own, count, placed)) full.store(true);
         });
     });

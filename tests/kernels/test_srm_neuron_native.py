@@ -144,10 +144,13 @@ def unpacked(state: SrmState, like):
     spikes = bits.reshape(batch, steps, -1)[..., :neurons]
     slopes = torch.zeros(2, batch, steps, neurons, dtype=like.dtype)
     tiles = -(-neurons // TILE)
+    lanes = _native.function("srm_compact_lanes")(_native.DTYPE_CODES[like.dtype])
     for piece, (start, count) in enumerate(state.saved["tiles"].tolist()):
         sample, first = piece // tiles, piece % tiles * TILE
         where = spikes[sample, :, first : first + TILE].nonzero()
         assert len(where) == count
+        # Two steps at once, vector by vector: as the walk meets them. nonzero() goes by step, then by neuron.
+        where = where[((where[:, 0] // 2 * TILE + where[:, 1] // lanes) * 2 + where[:, 0] % 2).argsort(stable=True)]
         slopes[:, sample, where[:, 0], first + where[:, 1]] = state.saved["slopes"][:, start : start + count]
     return spikes, slopes
 
