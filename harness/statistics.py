@@ -365,6 +365,8 @@ def _add_speedups(rows: list[Row], ratios: _Ratios, names: dict[str, str]) -> No
         gain = slowdown.inverse()
         rows[i] |= {"speedup": gain.value, "speedup_low": gain.low, "speedup_high": gain.high}
         rows[i]["verdict"] = verdict(slowdown, RUN_MARGIN)
+        if rows[i]["verdict"] == SLOWER:
+            rows[i]["flags"].append("slower-than-baseline")
 
 
 def _add_winners(rows: list[Row], ratios: _Ratios) -> None:

@@ -54,6 +54,7 @@ FLAG_WORDS = {
         "fits the last cache, so memory's bandwidth is no roofline for it",
         "fit the last cache, so memory's bandwidth is no roofline for them",
     ),
+    "slower-than-baseline": ("note", "is slower than its baseline", "are slower than their baseline"),
     "shared-device": (
         "bad",
         "was measured while another run used the same device",

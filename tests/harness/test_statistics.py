@@ -219,6 +219,13 @@ def test_speedup_is_against_the_baseline_of_the_same_pass() -> None:
     assert (native["verdict"], rows[0]["verdict"]) == ("faster", "")
 
 
+def test_who_is_slower_than_the_baseline_is_told_so() -> None:
+    records = passes("torch_eager", [1.0, 1.01, 0.99]) + passes("native", [1.5, 1.5, 1.5]) + passes("other", [1.01] * 3)
+    found = {row["implementation"]: (row["verdict"], row["flags"]) for row in summarise(run(records))}
+    assert found["native"] == ("slower", ["slower-than-baseline"])
+    assert found["torch_eager"] == ("", []) and found["other"][1] == []
+
+
 def test_no_speedup_without_a_measured_baseline() -> None:
     rows = summarise(run([*passes("native", [1.0, 1.0]), Record(case(), 0, "crashed", "signal 11", environment="cpu")]))
     assert rows[0]["speedup"] is None
