@@ -8,18 +8,21 @@ Four things make it fit measured times:
 
 * Everything is on the logarithm of time, and values are clipped at some deviations from their window's median (Huber's
   psi, as in Fearnhead and Rigaill, JASA 114, 2019): a few wild runs are no change.
-* The scale is measured, never assumed: from differences of neighbouring runs, which a step does not inflate, moderated
+* The scale is measured, never assumed: from differences of neighbouring runs, which a step hardly inflates, moderated
   by the other cases of the machine (``intervals.prior_variance``), never below what a run says of its own median.
 * Neighbouring runs resemble each other, and a slow swell is no step: the resemblance is estimated from differences over
   one and two runs (as in Tecuapetla-Gómez and Munk, Scand. J. Stat. 44, 2017) of all cases together, and the scale made
   that of the mean of such runs.
 * The threshold is Student's quantile, by Bonferroni's rule over every split of every window of every case, so that the
-  chance of *any* false alarm on a machine is at most ``FALSE_ALARMS``.
+  chance of *any* false alarm on a machine is at most ``FALSE_ALARMS``. A short level must pass a second test that asks
+  nothing of the noise but that it is the same throughout: so many runs beyond the middle of the step must be as
+  unlikely as that, given how often the other runs of the case stray so far (``_by_chance``).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,10 @@ LEAST = 5
 CLIP = 0.5
 """Share of the threshold (in deviations) beyond which a value counts no more: five such values in a row are a change,
 sqrt(5) / 2 > 1; four are not, 4 / sqrt(5) / 2 < 1."""
+LARGEST = 3.0
+"""Deviations of a difference between neighbouring runs beyond which it counts no more for the scale: it is a step."""
+SHORT = 30
+"""Runs up to which a level is short: its mean is not yet normal, whatever the noise."""
 SCALE_FLOOR = 0.002
 """Least scatter between runs (log) that is believed, should runs agree by luck or be copies."""
 MOST_RESEMBLANCE = 0.8
@@ -73,9 +80,10 @@ def find(series: Sequence[Array], errors: Sequence[Array], least: float) -> tupl
         return [], 0.0
     resemblance = _resemblance(series)
     near = [_near(values) for values in series]
-    freedom = np.array([max(values.size - 1, 0) / 4 for values in series])  # of a median of differences that overlap
+    freedom = np.array([max(values.size - 1, 0) / 2 for values in series])  # fewer than differences: these overlap
     prior, lent = prior_variance(np.array(near), freedom)
     splits = sum(_splits(values.size) for values in series)
+    rare = FALSE_ALARMS / 2 / max(sum(values.size for values in series), 1)
     out = []
     for values, noise, variance, own in zip(series, errors, near, freedom, strict=True):
         if values.size < 2 * LEAST:
@@ -87,15 +95,22 @@ def find(series: Sequence[Array], errors: Sequence[Array], least: float) -> tupl
         typical = float(np.nanmedian(noise)) if np.isfinite(noise).any() else 0.0
         sigma = np.maximum(np.where(np.isfinite(noise), noise, 0.0), max(scale, typical, SCALE_FLOOR)) * long_run
         threshold = t_quantile(1 - FALSE_ALARMS / 2 / max(splits, 1), own + lent)
-        out.append(Found(_segment(values, sigma, threshold, least), scale, True))
+        out.append(Found(_segment(values, sigma, threshold, least, rare, long_run**2), scale, True))
     return out, resemblance
 
 
-def _near(values: Array, lag: int = 1) -> float:
-    """Variance of a value from differences over ``lag`` runs; robust, so that steps do not count."""
+def _near(values: Array, lag: int = 1, limit: float | None = None) -> float:
+    """Variance of a value from differences over ``lag`` runs, clipped at ``limit`` (default: by themselves)."""
     if values.size <= lag:
         return 0.0
-    return float((1.4826 * np.median(np.abs(values[lag:] - values[:-lag]))) ** 2 / 2)
+    steps = values[lag:] - values[:-lag]
+    limit = _limit(values) if limit is None else limit
+    return float(np.mean(np.clip(steps, -limit, limit) ** 2) / 2)
+
+
+def _limit(values: Array) -> float:
+    """What a difference between neighbouring runs counts at most."""
+    return LARGEST * 1.4826 * float(np.median(np.abs(np.diff(values))))
 
 
 def _resemblance(series: Sequence[Array]) -> float:
@@ -105,10 +120,9 @@ def _resemblance(series: Sequence[Array]) -> float:
     """
     found = []
     for values in series:
-        limit = 4 * math.sqrt(2 * _near(values))
-        if values.size >= 2 * LEAST and limit > 0:
-            squares = [np.mean(np.clip(values[lag:] - values[:-lag], -limit, limit) ** 2) for lag in (1, 2)]
-            found.append((float(squares[1] / squares[0]) - 1, values.size))
+        limit = _limit(values) if values.size >= 2 * LEAST else 0.0
+        if limit > 0:
+            found.append((_near(values, 2, limit) / _near(values, 1, limit) - 1, values.size))
     if not found:
         return 0.0
     ratios, sizes = zip(*found, strict=True)
@@ -161,8 +175,13 @@ def _candidates(values: Array, sigma: Array, threshold: float) -> Iterator[tuple
             yield length, float(found[row, best[row]]), at[row], at[row] + LEAST + int(best[row])
 
 
-def _segment(values: Array, sigma: Array, threshold: float, least: float) -> tuple[Change, ...]:
-    """Change points: the narrowest windows first, then each moved to its best place and asked again."""
+def _segment(
+    values: Array, sigma: Array, threshold: float, least: float, rare: float, alike: float
+) -> tuple[Change, ...]:
+    """Change points: the narrowest windows first, then each moved to its best place and asked again.
+
+    ``rare`` is how unlikely a short level must be; ``alike`` neighbouring runs are one witness.
+    """
     cuts: list[int] = []
     for length, _, start, split in sorted(_candidates(values, sigma, threshold), key=lambda c: (c[0], -c[1], c[2])):
         if not any(start < cut < start + length for cut in cuts):
@@ -175,7 +194,11 @@ def _segment(values: Array, sigma: Array, threshold: float, least: float) -> tup
         strengths = [_between(cuts, i, values, sigma, clip) for i in range(len(cuts))]
         weakest = min(range(len(cuts)), key=lambda i: strengths[i][0])
         if strengths[weakest][0] > threshold:
-            small = [i for i, (_, ratio) in enumerate(strengths) if verdict(ratio, least) not in (SLOWER, FASTER)]
+            small = [
+                i
+                for i, (_, ratio) in enumerate(strengths)
+                if verdict(ratio, least) not in (SLOWER, FASTER) or _by_chance(cuts, i, values, alike) > rare
+            ]
             if not small:
                 return tuple(Change(cut, ratio) for cut, (_, ratio) in zip(cuts, strengths, strict=True))
             weakest = min(small, key=lambda i: strengths[i][0])
@@ -219,3 +242,27 @@ def _between(cuts: list[int], i: int, values: Array, sigma: Array, clip: float) 
     found = np.abs(_contrasts(values[None, start:end], sigma[None, start:end], clip))[0]
     ratio = Interval(math.exp(step), math.exp(step - 1.96 * error), math.exp(step + 1.96 * error))
     return float(found[cuts[i] - start - LEAST]), ratio
+
+
+def _by_chance(cuts: list[int], i: int, values: Array, alike: float) -> float:
+    """How likely a level as short as the shorter side of a change is to come about by runs that stray.
+
+    A run of it strays if it lies beyond the middle between the two levels. How often runs do so is asked of all other
+    runs of the case, each about its own level, so that neither other changes nor the form of the noise matter.
+    """
+    start, end = _neighbours(cuts, i, values.size)
+    sides = [(start, cuts[i]), (cuts[i], end)]
+    (a, b), other = sorted(sides, key=lambda side: side[1] - side[0])
+    if b - a >= SHORT:
+        return 0.0
+    bounds = [0, *cuts, values.size]
+    levels = np.concatenate([np.full(q - p, np.median(values[p:q])) for p, q in itertools.pairwise(bounds)])
+    base = float(np.median(values[other[0] : other[1]]))
+    half = (float(np.median(values[a:b])) - base) / 2
+    strays = np.sign(half) * (values - levels) > abs(half)
+    share = (np.delete(strays, slice(a, b)).sum() + 1) / (values.size - (b - a) + 1)
+    beyond = int((np.sign(half) * (values[a:b] - base) > abs(half)).sum())
+    witnesses, told = int((b - a) / alike), int(beyond / alike)
+    return sum(
+        math.comb(witnesses, k) * share**k * (1 - share) ** (witnesses - k) for k in range(told, witnesses + 1)
+    )  # fmt: skip

@@ -79,7 +79,7 @@ def test_disturbed_and_single_passes_are_not_called_clear(tmp_path: Path) -> Non
 
 def test_a_section_is_summed_up_in_one_line(everyday: Path) -> None:
     report = read([everyday])
-    sections = answers.sections(report, answers.answers(report), lambda i, key: key)
+    sections = answers.sections(report, answers.answers(report), lambda key: key)
     assert [(s.operator, s.phase, s.title) for s in sections][:2] == [
         ("srm_neuron", "forward", "cpu"),
         ("srm_neuron", "backward", "cpu"),
