@@ -168,8 +168,8 @@ def _candidates(values: Array, sigma: Array, threshold: float) -> Iterator[tuple
     """(length, strength, start, split) of every window that shows a change."""
     for length, starts in _layers(values.size):
         at = list(starts)
-        windows = (sliding_window_view(series, length)[at] for series in (values, sigma))
-        found = np.abs(_contrasts(*windows, CLIP * threshold))
+        times, wide = (sliding_window_view(series, length)[at] for series in (values, sigma))
+        found = np.abs(_contrasts(times, wide, CLIP * threshold))
         best = found.argmax(axis=1)
         for row in np.flatnonzero(found.max(axis=1) > threshold):
             yield length, float(found[row, best[row]]), at[row], at[row] + LEAST + int(best[row])

@@ -24,7 +24,7 @@ from spikemark.harness.journal import StorageError, dumps, storage_error
 from spikemark.harness.records import SCHEMA_VERSION, Record
 from spikemark.harness.results import JOURNAL, RESULTS_CSV
 
-__all__ = ["Run", "RunFolder", "StorageError", "new_meta"]
+__all__ = ["JOURNAL", "Run", "RunFolder", "StorageError", "new_meta"]
 
 RUN_JSON = "run.json"
 BENCHMARKS_JSON = "benchmarks.json"
