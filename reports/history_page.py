@@ -39,7 +39,7 @@ def page(history: History) -> str:
     groups = html.picture_groups([trend.picture(history, series) for series in changed[:MOST_PICTURES]], sheet)
     css = (html.ASSETS / "report.css").read_text(encoding="utf-8") + sheet.css() + CSS
     script = (html.ASSETS / "history.js").read_text(encoding="utf-8")
-    left, steps = len(changed) - MOST_PICTURES, history.steps
+    left, rows = len(changed) - MOST_PICTURES, texts.change_rows(history)
     own = [series for place in history.places for series in place.gauges.values()]
     return html.templates().get_template("history.html.j2").render(
         policy=html.policy(css, script),
@@ -49,10 +49,10 @@ def page(history: History) -> str:
         headline=texts.headline(history),
         remarks=texts.remarks(history),
         change_header=texts.CHANGES,
-        changes=[texts.change_cells(history, step, series) for step, series in steps[:MOST_STEPS]],
+        changes=[cells for _, cells in rows[:MOST_STEPS]],
         change_at=texts.CHANGES.index("Change"),
-        kinds=["bad" if step.ratio.value > 1 else "good" for step, _ in steps[:MOST_STEPS]],
-        changes_left=words.count(len(steps) - MOST_STEPS, "earlier change point") if len(steps) > MOST_STEPS else "",
+        kinds=["bad" if slower else "good" for slower, _ in rows[:MOST_STEPS]],
+        changes_left=words.count(len(rows) - MOST_STEPS, "earlier change point") if len(rows) > MOST_STEPS else "",
         picture_groups=groups,
         pictures_left=words.count(left, "more case") if left > 0 else "",
         case_header=texts.CASES,

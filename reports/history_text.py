@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,12 @@ from spikemark.harness.intervals import Interval
 from spikemark.harness.records import OK
 from spikemark.reports import words
 from spikemark.reports.compare_text import change, interval
-from spikemark.reports.history import GAUGE, History, Series, Step
+from spikemark.reports.history import GAUGE, NEAR, History, Series, Step
 
 TABLE_ROWS = 60
 """Cases beyond which those without a change are only counted."""
 CASE = ("Operator", "Phase", "Workload", "Implementation", "On")
-CHANGES = ("Since", "Commit", *CASE, "Change", "95 % interval", "Beside")
+CHANGES = ("Since", "Change", *CASE, "95 % interval", "Beside", "Commit")
 CASES = (*CASE, "Runs", "Trend", "First", "Now", "In all", "Changes")
 _RIGHT = {"Change", "95 % interval", "Runs", "First", "Now", "In all"}
 SPARK = "▁▂▃▄▅▆▇█"
@@ -78,11 +79,46 @@ def overall(series: Series) -> Interval | None:
     return Interval(last / first, math.nan, math.nan)
 
 
-def change_cells(history: History, step: Step, series: Series) -> list[str]:
-    """One row of ``CHANGES``."""
-    where = [on(series)] if len(history.places) < 2 else [f"{on(series)} [{series.place + 1}]"]
-    first = [date(history.runs[step.run].started), commits(history, series, step)]
-    return [*first, *names(series), *where, change(step.ratio), interval(step.ratio), beside(step)]
+def change_rows(history: History) -> list[tuple[bool, list[str]]]:
+    """Rows of ``CHANGES``, the latest first, each with whether it is slower now.
+
+    Where half of a machine's cases or more changed together they share a row: geometric mean, smallest to largest.
+    """
+    out: list[tuple[bool, list[str]]] = []
+    groups: dict[tuple[int, bool], list[tuple[Step, Series]]] = {}
+    group_at: dict[tuple[int, bool], int] = {}
+    for step, series in history.steps:
+        slower = step.ratio.value > 1
+        group = groups.get((series.place, slower))
+        if not step.common:
+            out.append((slower, _change_cells(history, step, series)))
+        elif group is not None and group[-1][0].run - step.run <= NEAR:
+            group.append((step, series))
+            out[group_at[series.place, slower]] = (slower, _common_cells(history, group))
+        else:
+            groups[series.place, slower] = group = [(step, series)]
+            group_at[series.place, slower] = len(out)
+            out.append((slower, _common_cells(history, group)))
+    return out
+
+
+def _change_cells(history: History, step: Step, series: Series) -> list[str]:
+    where = on(series) if len(history.places) < 2 else f"{on(series)} [{series.place + 1}]"
+    first = [date(history.runs[step.run].started), change(step.ratio)]
+    return [*first, *names(series), where, interval(step.ratio), beside(step), commits(history, series, step)]
+
+
+def _common_cells(history: History, group: Sequence[tuple[Step, Series]]) -> list[str]:
+    """The row of changes that came together."""
+    ratios = sorted(step.ratio.value for step, _ in group)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    run = Counter(step.run for step, _ in group).most_common(1)[0][0]
+    step, series = next(pair for pair in group if pair[0].run == run)
+    place = "" if len(history.places) < 2 else f"[{series.place + 1}]"
+    what = [f"{len(group)} of {step.cases} cases", "", "", "", place]
+    span = interval(Interval(mean, ratios[0], ratios[-1]))
+    first = [date(history.runs[run].started), change(Interval(mean, mean, mean))]
+    return [*first, *what, span, "together: the machine?", commits(history, series, step)]
 
 
 def case_cells(history: History, series: Series) -> list[str]:
@@ -164,13 +200,11 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def table(history: History, limit: int | None = TABLE_ROWS) -> str:
     """The terminal's form. Beyond ``limit`` cases, those without a change are only counted."""
     lines = []
-    steps = history.steps
-    shown_steps = steps if limit is None else steps[:limit]
-    if steps:
-        rows = [change_cells(history, step, series) for step, series in shown_steps]
-        lines += [*_table(CHANGES, rows), ""]
-        if len(rows) < len(steps):
-            lines += [f"and {len(steps) - len(rows)} earlier ones (--all shows them)", ""]
+    rows = [cells for _, cells in change_rows(history)]
+    if rows:
+        lines += [*_table(CHANGES, rows[:limit]), ""]
+        if limit is not None and len(rows) > limit:
+            lines += [f"and {len(rows) - limit} earlier ones (--all shows them)", ""]
     shown = ordered(history)
     if limit is not None and len(shown) > limit:
         shown = [s for s in shown if s.steps or s.last != OK][:limit]
