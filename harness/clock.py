@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from spikemark.harness.devices import cuda_index
 
 # Bound once, before any kernel runs: a kernel that replaces time.perf_counter* cannot reach these.
 now_ns = time.perf_counter_ns
@@ -133,9 +134,9 @@ def clock_for(device: str) -> DeviceClock:
 
 
 def torch_device(device: str) -> torch.device:
-    """``cpu:4`` (four threads) is torch's ``cpu``; ``cuda`` is ``cuda:0``."""
-    kind, _, index = device.partition(":")
-    return torch.device("cpu") if kind == "cpu" else torch.device(kind, int(index or 0))
+    """``cpu:4`` (four threads) is torch's ``cpu``; ``cuda`` is ``cuda:0``; a pinned process's own GPU is its first."""
+    kind = device.partition(":")[0]
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, cuda_index(device))
 
 
 def thread_count(device: str) -> int | None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 from spikemark.harness import allocator
+from spikemark.harness.devices import cuda_index
 from spikemark.harness.gpu import Gpu
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -34,6 +35,7 @@ MUST_MATCH = (
 MUST_MATCH_IN_ONE_RUN = (
     *MUST_MATCH,
     "gpu.uuid_hash",
+    "node.id",
     "cpu.caches",
     "versions.spikemark",
     "versions.numpy",
@@ -69,8 +71,7 @@ def collect(device: str) -> dict[str, Any]:
 
     machine["capability"] = torch.backends.cpu.get_cpu_capability()
     if kind == "cuda":
-        index = int(device.partition(":")[2] or 0)
-        properties = torch.cuda.get_device_properties(index)
+        properties = torch.cuda.get_device_properties(cuda_index(device))
         gpu = Gpu(str(properties.uuid)).describe()
         gpu |= {
             "name": properties.name,

@@ -130,6 +130,12 @@ class Gpu:
         found = self._ask("nvmlDeviceGetComputeRunningProcesses")
         return None if found is None else sum(p.pid != os.getpid() for p in found)
 
+    def bus(self) -> str | None:
+        """The PCI address, such as ``00000000:3B:00.0``; None where the driver does not tell."""
+        if self._nvml is not None:
+            return _text(getattr(self._ask("nvmlDeviceGetPciInfo"), "busId", None))
+        return (_nvidia_smi(f"--id={self.uuid}", "--query-gpu=pci.bus_id") or "").strip() or None
+
     def _smi(self) -> dict[str, Any]:
         text = _nvidia_smi(f"--id={self.uuid}", f"--query-gpu={','.join(_SMI_FIELDS.values())}")
         return parse_smi(text) if text else {}
@@ -137,6 +143,35 @@ class Gpu:
     def _smi_others(self) -> int | None:
         text = _nvidia_smi(f"--id={self.uuid}", "--query-compute-apps=pid")
         return None if text is None else sum(p.strip() not in ("", str(os.getpid())) for p in text.splitlines())
+
+
+# NVML's error codes (nvml.h) that say that a device is gone, and not that it does not tell.
+_GONE = {6: "is no longer there", 15: "has fallen off the bus", 16: "needs a reset"}
+
+
+def lost(uuid: str, nvml: Any = None) -> str:
+    """Why the GPU no longer answers: ``has fallen off the bus``; empty if it does, or if nobody can say."""
+    n = nvml if nvml is not None else _load_nvml()
+    if n is not None:
+        try:
+            n.nvmlDeviceGetTemperature(n.nvmlDeviceGetHandleByUUID(uuid), n.NVML_TEMPERATURE_GPU)
+        except n.NVMLError as error:
+            return _GONE.get(getattr(error, "value", 0), "")
+        return ""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, f"--id={uuid}", "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True, text=True, errors="replace", timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    text = f"{done.stdout} {done.stderr}".lower()
+    if "is lost" in text or "fallen off the bus" in text:
+        return _GONE[15]
+    return _GONE[6] if "no devices were found" in text else ""
 
 
 def parse_smi(text: str) -> dict[str, Any]:

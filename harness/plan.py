@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spikemark.harness.devices import PINNED, Pin
 from spikemark.harness.errors import UsageError
 from spikemark.harness.records import SCHEMA_VERSION, Case
 
@@ -150,9 +151,11 @@ def write_plan(
     path.write_text(json.dumps(plan), encoding="utf-8")
 
 
-def worker_env(device: str, variant: Variant) -> dict[str, str]:
-    """Environment variables of a measuring process: the variant's code first, threads as the device says."""
-    env = dict(os.environ)
+def worker_env(device: str, variant: Variant, pin: Pin | None = None) -> dict[str, str]:
+    """Environment variables of a measuring process: the variant's code first, threads and GPU as the device says."""
+    env = {name: value for name, value in os.environ.items() if name != PINNED}
+    if pin is not None:
+        env |= pin.environment(device)
     if variant.pythonpath:
         env["PYTHONPATH"] = os.pathsep.join([*variant.pythonpath, *filter(None, [env.get("PYTHONPATH")])])
     kind, _, number = device.partition(":")

@@ -22,6 +22,7 @@ import psutil
 WorkerCommand = Callable[[Path, int], list[str]]
 """``worker_command(plan_path, events_fd)``: the command line of a process that measures what the plan says."""
 
+STOP_LIMIT_S = 20.0
 LOG_LIMIT_BYTES = 16 * 2**20
 EVENT_LIMIT_BYTES = 512 * 2**20
 _FAULT = re.compile(r"(?:Fatal Python error|terminate called|what\(\):).*")  # wherever in its line: dots may precede
@@ -31,8 +32,10 @@ LAUNCH = Path(__file__).with_name("launch.py")
 class Worker:
     """A running measuring process. ``poll`` returns the events that have arrived; ``closed`` says that no more will."""
 
-    def __init__(self, command: WorkerCommand, plan: Path, log: Path, env: dict[str, str]) -> None:
+    def __init__(self, command: WorkerCommand, plan: Path, log: Path, env: dict[str, str], cpus: str = "") -> None:
+        """``cpus``: those the process is kept on, ``0,1,8``; empty: those of this one."""
         self.log = log
+        self.stuck = False
         self.garbage = 0
         self._buffer = bytearray()
         self._eof = False
@@ -40,7 +43,7 @@ class Worker:
         self._read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read_fd, False)
         os.set_inheritable(write_fd, True)
-        prefix = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid())]
+        prefix = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid()), cpus]
         try:
             with log.open("ab", buffering=0) as out:
                 self.process = subprocess.Popen(
@@ -136,12 +139,15 @@ class Worker:
         return telling_line(text)
 
     def stop(self) -> None:
-        """Kill the process and everything in its group, and children that left the group; wait for the process."""
+        """Kill the process and everything in its group, and children that left the group; wait for the process.
+
+        ``stuck`` says that it did not end: a process inside the driver of a GPU that is gone may never do.
+        """
         for child in _children(self.process.pid):
             _kill(child.kill)
         # The group's number stays taken while any member lives, even after the leader was waited for.
         _kill(lambda: os.killpg(self.process.pid, signal.SIGKILL))
-        self.process.wait()
+        self.stuck = not self.wait(0.0 if self.stuck else STOP_LIMIT_S)
 
     def close(self) -> None:
         """Stop whatever still runs and release the descriptors; more than once is once."""

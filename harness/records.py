@@ -39,7 +39,8 @@ COLUMNS = tuple(
 class Case:
     """What is measured: one phase of one implementation on one problem, dtype and device.
 
-    ``device`` is ``cpu``, ``cpu:N`` (N threads) or ``cuda:I``. Two cases are the same if their ``key`` is.
+    ``device`` is ``cpu``, ``cpu:N`` (N threads) or ``cuda:I``; measured on a node of a cluster, with the node's name
+    after it, ``cuda:0@A100-3f2a9c``. Two cases are the same if their ``key`` is.
     """
 
     operator: str
@@ -53,6 +54,11 @@ class Case:
     def workload(self) -> str:
         """Name of the workload."""
         return self.problem.workload
+
+    @property
+    def local_device(self) -> str:
+        """The device by its name on the machine that has it."""
+        return self.device.partition("@")[0]
 
     @property
     def group(self) -> str:

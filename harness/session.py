@@ -70,8 +70,12 @@ class _Running:
 class Session:
     """Follows ``worker`` through ``pending`` (its plan's cases, in order)."""
 
-    def __init__(self, worker: Worker, pending: list[Case], pass_index: int, options: RunOptions) -> None:
+    def __init__(
+        self, worker: Worker, pending: list[Case], pass_index: int, options: RunOptions, tick_s: float = TICK_S
+    ) -> None:
+        """``tick_s``: how long to listen before others have their turn."""
         self.worker = worker
+        self.tick_s = tick_s
         self.pending = pending
         self.pass_index = pass_index
         self.options = options
@@ -105,7 +109,7 @@ class Session:
         to another session meanwhile. The caller closes the worker.
         """
         while not (self.worker.closed or self.ended):
-            for event in self.worker.poll(TICK_S):
+            for event in self.worker.poll(self.tick_s):
                 if self.killed:  # what it said after its offence does not count
                     break
                 message = self._understand(event)
@@ -116,14 +120,20 @@ class Session:
                 self._watch()
             yield None
         if self.ended:
-            self.worker.wait(END_GRACE_S)  # threads it leaves running do not matter: its rows are complete
+            yield from self._end_by_itself(END_GRACE_S)  # threads it leaves do not matter: its rows are complete
             return
-        self.worker.wait(HANG_UP_GRACE_S)
+        yield from self._end_by_itself(HANG_UP_GRACE_S)
         code = self.worker.process.returncode
         self.worker.stop()
         if self._running is not None:
             yield self._obituary(self._running, code)
             self.progressed = True
+
+    def _end_by_itself(self, seconds: float) -> Iterator[None]:
+        """Give the process so long to end."""
+        end = time.monotonic() + seconds
+        while not self.worker.wait(self.tick_s) and time.monotonic() < end:
+            yield None
 
     def _understand(self, event: dict[str, Any]) -> Message | None:
         """The message in an event; one that makes no sense is the end of this worker."""

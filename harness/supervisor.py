@@ -1,45 +1,48 @@
 """Runs the passes: starts measuring processes, survives their deaths, writes each result down before the next begins.
 
-Torch-free. Each pass is a fresh process a device (and code variant). A case that kills, hangs or floods its process
-gets a row that says so; a new process measures the rest as if it had not been there; later passes leave it out.
+Torch-free. Each pass is a fresh process a device (and code variant); different GPUs are measured side by side (see
+``devices``). A case that kills, hangs or floods its process gets a row that says so; a new process measures the rest as
+if it had not been there; later passes leave it out. A GPU that is lost, or beside others a device whose processes do
+not start, is given up: what it has not measured gets rows with that reason, which a resumed run measures anew.
 """
 
 from __future__ import annotations
 
-import signal
 import tempfile
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from spikemark.harness import environment as env
-from spikemark.harness.errors import NothingMeasured, UsageError
+from spikemark.harness import places
+from spikemark.harness.devices import Machine, side_by_side
+from spikemark.harness.errors import UsageError
+from spikemark.harness.interrupts import TOLD, Interrupts
 from spikemark.harness.locks import SHARED_DEVICE, DeviceLock
 from spikemark.harness.plan import (
     RunOptions,
     RunResult,
     Variant,
-    devices_of,
     environment_key,
-    visit_order,
     worker_env,
     write_plan,
 )
-from spikemark.harness.process import Worker, WorkerCommand, one_line
-from spikemark.harness.progress import Progress, Quiet, make_progress
-from spikemark.harness.records import INCORRECT, OK, Case, Record
-from spikemark.harness.runfolder import Run, RunFolder, StorageError, new_meta, now
-from spikemark.harness.session import Calibration, Ready, Session, Stage, Started
+from spikemark.harness.process import Worker, WorkerCommand
+from spikemark.harness.progress import Progress, Quiet
+from spikemark.harness.records import CRASHED, ERROR, TIMED_OUT, UNAVAILABLE, UNMEASURED, Case, Record
+from spikemark.harness.remaining import Remaining
+from spikemark.harness.runfolder import Run, RunFolder
+from spikemark.harness.runs import run
+from spikemark.harness.session import TICK_S, Calibration, Ready, Session, Stage, Started
 from spikemark.harness.turns import Turnstile
 
 __all__ = ["RunOptions", "RunResult", "Supervisor", "Variant", "WorkerFailed", "run"]
 
+SUSPECT = (CRASHED, TIMED_OUT, ERROR)
+"""Statuses that a device which is gone may give a case."""
 CODE_CHANGED = "code-changed"
 ENVIRONMENT_CHANGED = "environment-changed"
 
@@ -50,6 +53,33 @@ class WorkerFailed(UsageError):
 
 class _Stop(Exception):
     """Leave all loops: the user asked for it."""
+
+
+class _Idle(Exception):
+    """Leave this device: the user asked for it, and it is in no case."""
+
+
+class _Lost(Exception):
+    """The device does not answer any more; the message says how that shows."""
+
+
+class _Foreign(Exception):
+    """The run that is continued measured this device in another environment; the message says what differs."""
+
+
+class _Place:
+    """A device in one pass: its processes, and the turnstile where two variants take turns."""
+
+    def __init__(self, device: str, folder: Path, beside: int) -> None:
+        self.device, self.folder, self.beside = device, folder, beside
+        self.sessions: list[Session] = []
+        self.turnstile: Turnstile | None = None
+        folder.mkdir(exist_ok=True)
+
+    @property
+    def in_case(self) -> bool:
+        """Whether one of the processes has begun a case and not ended it."""
+        return any(session.in_case for session in self.sessions)
 
 
 class Supervisor:
@@ -63,44 +93,27 @@ class Supervisor:
         folder: RunFolder,
         before: Run | None = None,
         progress: Progress | None = None,
+        machine: Machine | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
-        self.cases = list(cases)
+        """``names`` maps a device to the key of its environment in ``run.json``, where that is not its own name."""
         self.options = options
+        self.left_to_others: list[str] = []
+        self._names = dict(names or {})
         self.folder = folder
         self.progress = progress if progress is not None else Quiet()
-        self.interrupts = 0
+        self.machine = machine if machine is not None else Machine()
+        self.interrupts = Interrupts()
         self._told = False
         self._command = worker_command
         self._resumed = set(folder.meta["environments"]) if before else set()
-        self._done: set[tuple[str, str, int]] = set()
-        self._failed: set[tuple[str, str]] = set()
+        self._remaining = Remaining(cases, options, before.records if before else ())
+        self._gone: dict[str, WorkerFailed | None] = {}
+        self._foreign: dict[str, str] = {}
         self._locks: dict[str, DeviceLock] = {}
-        self._sessions: list[Session] = []
-        self._turnstile: Turnstile | None = None
-        self._remaining = 0
         self._began = time.monotonic()
-        self._time = {"wall_s": 0.0, "kernel_s": 0.0, "torch_import_s": 0.0} | dict(folder.meta.get("time") or {})
-        for record in before.records if before else []:
-            self._note(record)
-
-    def _note(self, record: Record) -> int:
-        """Remember what a record settles; how many measurements that is: a failure settles its later passes too."""
-        label, key = record.details.get("variant") or "", record.case.key
-        self._done.add((label, key, record.pass_index))
-        if record.status == OK or (label, key) in self._failed:
-            return 1
-        self._failed.add((label, key))
-        return 1 + sum((label, key, p) not in self._done for p in range(self.options.passes))
-
-    def _left(self, pass_index: int, device: str, variant: Variant) -> list[Case]:
-        """Cases of this device still to measure in this pass, in visit order."""
-        label = variant.label
-        order = visit_order([c for c in self.cases if c.device == device], self.options.seed, pass_index)
-        return [c for c in order if (label, c.key, pass_index) not in self._done and (label, c.key) not in self._failed]
-
-    def _count_left(self) -> int:
-        passes, devices = range(self.options.passes), devices_of(self.cases, self.options)
-        return sum(len(self._left(p, d, v)) for p in passes for d in devices for v in self.options.variants)
+        zero = {"wall_s": 0.0, "device_s": 0.0, "kernel_s": 0.0, "torch_import_s": 0.0}
+        self._time = zero | dict(folder.meta.get("time") or {})
 
     def run(self) -> bool:
         """Measure everything that is missing; whether it came to the end (False: interrupted).
@@ -108,87 +121,150 @@ class Supervisor:
         Raises ``StorageError`` (full disk), ``WorkerFailed`` (no process starts) and ``UsageError`` (environments that
         must not mix). In each case the folder keeps what was measured.
         """
-        self._remaining = self._count_left()
-        self.progress.begin(len(self._done) + self._remaining, len(self._done))
-        with tempfile.TemporaryDirectory(prefix="spikemark-") as temporary, self._signals():
+        done, devices = self._remaining.done, self._remaining.devices
+        self.progress.begin(done + self._remaining.count(), done)
+        with tempfile.TemporaryDirectory(prefix="spikemark-") as temporary, self.interrupts.heard():
             try:
                 for pass_index in range(self.options.passes):
-                    for device in devices_of(self.cases, self.options):
-                        self._measure(Path(temporary), pass_index, device)
+                    for wave in self.machine.waves(devices):
+                        self._measure(Path(temporary), pass_index, wave)
             except _Stop:
                 return False
             finally:
-                self._release()
+                self._release(())
+        if self._foreign and set(self._foreign) == set(devices):
+            raise UsageError(places.refusal(self.folder.path.name, next(iter(self._foreign.values()))))
+        failures = [error for error in self._gone.values() if error is not None]
+        if len(failures) == len(devices):
+            raise failures[0]
         return True
 
-    def _measure(self, temporary: Path, pass_index: int, device: str) -> None:
-        """One pass of one device; two variants side by side, taking turns burst by burst (see ``turns``)."""
-        variants = self.options.variants
-        if len(variants) == 1:
-            deque(self._lane(temporary / "plan.json", pass_index, device, variants[0]), maxlen=0)
+    def _measure(self, temporary: Path, pass_index: int, wave: Sequence[str]) -> None:
+        """One pass of some devices, side by side as far as the machine can feed them."""
+        self._release(wave)
+
+        def start(device: str) -> Generator[None]:
+            return self._device(_Place(device, temporary / str(wave.index(device)), len(wave)), pass_index)
+
+        side_by_side(wave, start, self.machine.fits)
+        if self.interrupts.count and self._remaining.count():
+            raise _Stop
+
+    def _device(self, place: _Place, pass_index: int) -> Generator[None]:
+        """One pass of one device, to its end or to the device's."""
+        began = time.monotonic()
+        try:
+            yield from self._lanes(place, pass_index)
+        except _Idle:
             return
-        order = visit_order([c for c in self.cases if c.device == device], self.options.seed, pass_index)
+        except _Foreign as foreign:
+            self._leave(place.device, str(foreign))
+        except _Lost as lost:
+            self._give_up(place.device, UNAVAILABLE, str(lost), None)
+        except WorkerFailed as error:
+            if len(self._remaining.devices) == 1:
+                raise
+            self._give_up(place.device, ERROR, str(error), error)
+        finally:
+            self._time["device_s"] += time.monotonic() - began
+
+    def _lanes(self, place: _Place, pass_index: int) -> Generator[None]:
+        """One pass of one device; two variants side by side, taking turns burst by burst (see ``turns``)."""
+        variants, device = self.options.variants, place.device
+        if len(variants) == 1:
+            yield from self._lane(place.folder / "plan.json", place, pass_index, variants[0])
+            return
+        order = self._remaining.order(device, pass_index)
         labels, seed = [v.label for v in variants], f"{self.options.seed} {pass_index} {device}"
-        with Turnstile(temporary, labels, [c.key for c in order], seed) as self._turnstile:
-            plans = [temporary / f"plan-{i}.json" for i in range(len(variants))]
-            lanes = [self._lane(p, pass_index, device, v) for p, v in zip(plans, variants, strict=True)]
+        with Turnstile(place.folder, labels, [c.key for c in order], seed) as place.turnstile:
+            plans = [place.folder / f"plan-{i}.json" for i in range(len(variants))]
+            lanes = [self._lane(p, place, pass_index, v) for p, v in zip(plans, variants, strict=True)]
             try:
                 for _ in zip_longest(*lanes):
-                    pass
+                    yield
             finally:
                 for lane in lanes:
                     lane.close()
-                self._turnstile = None
 
-    def _lane(self, plan: Path, pass_index: int, device: str, variant: Variant) -> Generator[None]:
+    def _lane(self, plan: Path, place: _Place, pass_index: int, variant: Variant) -> Generator[None]:
         """One pass of one device and variant: as many processes as it takes. Yields when there is time for others."""
         number = barren = 0
-        while pending := self._left(pass_index, device, variant):
-            self._check_stop()
+        while pending := self._remaining.left(pass_index, place.device, variant):
+            self._check_stop(place)
             write_plan(plan, pending, self.options, pass_index=pass_index, variant=variant, calibrate=number == 0)
-            session = self._start(plan, pass_index, variant, pending)
-            self._sessions.append(session)
+            session = self._start(plan, place, pass_index, variant, pending)
+            place.sessions.append(session)
             try:
-                yield from self._listen(session, variant, number)
+                yield from self._listen(session, place, variant, number)
             finally:
-                self._sessions.remove(session)
+                place.sessions.remove(session)
                 session.worker.close()
             number += 1
             barren = 0 if session.progressed else barren + 1
+            lost = "" if session.ended else self.machine.lost(place.device)
+            if lost or session.worker.stuck:
+                raise _Lost(lost or "its process cannot be ended: the driver does not answer")
             if barren == 2:  # once may be an accident, e.g. a machine short of memory
                 raise WorkerFailed(session.why_barren())
-        if self._turnstile is not None:
-            self._turnstile.leave(variant.label)
+        if place.turnstile is not None:
+            place.turnstile.leave(variant.label)
 
-    def _start(self, plan: Path, pass_index: int, variant: Variant, pending: list[Case]) -> Session:
-        device = pending[0].device
-        where = environment_key(device, variant)
+    def _key(self, device: str, variant: Variant) -> str:
+        name = environment_key(device, variant)
+        return self._names.get(name, name)
+
+    def _leave(self, device: str, what: str) -> None:
+        """Measure nothing on a device whose environment is not the folder's; its cases stay unmeasured."""
+        variants, passes = self.options.variants, range(self.options.passes)
+        cases = {c.key for p in passes for v in variants for c in self._remaining.left(p, device, v)}
+        key = self._key(device, variants[0])
+        described = self.folder.meta["environments"].get(key) or {}
+        self._foreign[device] = what
+        self.left_to_others.append(places.left_line(key, described, len(cases), what))
+        self._remaining.give_up(device)
+
+    def _give_up(self, device: str, status: str, reason: str, error: WorkerFailed | None) -> None:
+        """What the device has not measured gets a row with the reason; what it has measured in a pass stays."""
+        self._gone[device] = error
+        keys = [self._key(device, variant) for variant in self.options.variants]
+        self.folder.update(lost=(self.folder.meta.get("lost") or {}) | dict.fromkeys(keys, reason))
+        for variant, case in self._remaining.give_up(device):
+            record = Record(case, 0, status, reason, environment=self._key(device, variant))
+            record.details = {UNMEASURED: True} | ({"variant": variant.label} if variant.label else {})
+            self.folder.append(record)
+        self.progress.message(f"{device}: {reason}")
+
+    def _start(self, plan: Path, place: _Place, pass_index: int, variant: Variant, pending: list[Case]) -> Session:
+        device, turnstile = place.device, place.turnstile
+        where = self._key(device, variant)
         self.progress.case("starting", self._where(pass_index, where))
         try:
-            log = _new_log(self.folder.path / "logs", f"pass{pass_index}-{where}")
-            turns = self._turnstile.environment(variant.label) if self._turnstile else {}
-            worker = Worker(self._command, plan, log, worker_env(device, variant) | turns)
+            log = self.folder.new_log(f"pass{pass_index}-{where}")
+            variables = worker_env(device, variant, self.machine.pins.get(device))
+            variables |= turnstile.environment(variant.label) if turnstile else {}
+            worker = Worker(self._command, plan, log, variables, self.machine.affinity(device))
         except OSError as error:
             raise WorkerFailed(f"cannot start a measuring process: {error.strerror or error}") from None
-        session = Session(worker, pending, pass_index, self.options)
-        if self._turnstile is not None:
-            session.waits = partial(self._turnstile.waiting, variant.label)
+        session = Session(worker, pending, pass_index, self.options, TICK_S / place.beside)
+        if turnstile is not None:
+            session.waits = partial(turnstile.waiting, variant.label)
         return session
 
     def _where(self, pass_index: int, environment: str) -> str:
         return f"pass {pass_index + 1}/{self.options.passes} {environment}"
 
-    def _listen(self, session: Session, variant: Variant, number: int) -> Iterator[None]:
+    def _listen(self, session: Session, place: _Place, variant: Variant, number: int) -> Iterator[None]:
         """Follow one worker to its end and write down what it says."""
-        device, pass_index = session.pending[0].device, session.pass_index
-        key = environment_key(device, variant)
+        device, pass_index, check = place.device, session.pass_index, partial(self._check_stop, place)
+        key = self._key(device, variant)
         label = {"variant": variant.label} if variant.label else {}
         shared, changed = False, list[str]()
-        for message in session.follow(self._check_stop):
+        for message in session.follow(check):
             match message:
                 case None:
                     yield
                 case Ready():
+                    self._check_pin(device, message.environment)
                     changed = self._check_environment(key, variant, message.environment)
                     self._time["torch_import_s"] += message.torch_import_s
                 case Calibration():
@@ -202,31 +278,34 @@ class Supervisor:
                 case Record():
                     message.pass_index, message.environment = pass_index, key
                     message.details |= {"worker": number} | label
+                    if message.status in SUSPECT and (lost := self.machine.lost(device)):
+                        raise _Lost(lost)  # not the kernel's fault, as far as can be told
                     _flag(message, shared or bool(self._lock(key, device).others()), changed)
                     self.folder.append(message)
                     self._time["kernel_s"] += float(message.details.get("kernel_s", 0.0))
-                    self._remaining -= self._note(message)
-                    self.progress.advance(left=self._remaining)
-                    self._check_stop()
+                    self._remaining.note(message)
+                    self.progress.advance(left=self._remaining.count())
+                    check()
+
+    def _check_pin(self, device: str, found: dict[str, Any]) -> None:
+        """Raise ``WorkerFailed`` if a process is on another GPU than the one that its rows are to be of."""
+        pin, gpu = self.machine.pins.get(device), found.get("gpu") or {}
+        if pin and gpu.get("uuid_hash", pin.hash) != pin.hash:
+            raise WorkerFailed(f"the measuring process of {device} finds itself on another GPU")
 
     def _check_environment(self, key: str, variant: Variant, found: dict[str, Any]) -> list[str]:
         """Store a device's environment. Names of fields that have changed since this run began to use it.
 
-        Raises ``UsageError`` naming them if an earlier part of a resumed run was measured in another environment.
+        Raises ``_Foreign`` naming them if an earlier part of a resumed run was measured in another environment.
         """
-        plugins = [*self.options.plugins, *variant.plugins]
-        hashes = {Path(p).name: env.file_hash(Path(p)) for p in plugins}
-        found["project"] = (found.get("project") or {}) | {"plugins": hashes}
+        found = places.with_plugins(found, [*self.options.plugins, *variant.plugins])
         known = self.folder.meta["environments"].get(key)
         if known is None:
             self.folder.update(environments=self.folder.meta["environments"] | {key: found})
             return []
         different = env.differences(known, found, env.MUST_MATCH_IN_ONE_RUN)
         if different and key in self._resumed:
-            what = env.describe_differences(different)
-            raise UsageError(
-                one_line(f"{self.folder.path.name} was measured in another environment, start a new run: {what}", 1000)
-            )
+            raise _Foreign(env.describe_differences(different))
         self._resumed.discard(key)
         return [name for name, _, _ in different]
 
@@ -234,51 +313,38 @@ class Supervisor:
         """This run's mark on the device: a GPU by its hashed UUID, since its index depends on CUDA_VISIBLE_DEVICES."""
         gpu = (self.folder.meta["environments"].get(key) or {}).get("gpu") or {}
         name = gpu.get("uuid_hash") or ("cpu" if device.startswith("cpu") else device)
-        if name not in self._locks:
-            self._release()
-            self._locks[name] = DeviceLock(name)
-        return self._locks[name]
+        if device not in self._locks:
+            self._locks[device] = DeviceLock(name)
+        return self._locks[device]
 
-    def _release(self) -> None:
-        while self._locks:
-            self._locks.popitem()[1].release()
+    def _release(self, keep: Collection[str]) -> None:
+        """Take this run's mark away from all devices but ``keep``."""
+        for device in [d for d in self._locks if d not in keep]:
+            self._locks.pop(device).release()
 
     def times(self) -> dict[str, float]:
         """Where this run's seconds went so far, its earlier parts included: ``run.json``'s field ``time``.
 
         ``wall_s`` is from the first process's start on, ``kernel_s`` the part in kernels, ``torch_import_s`` what
-        importing torch took in all processes. ``harness_share`` is what remains, as a fraction of ``wall_s``.
+        importing torch took in all processes. ``device_s`` adds up devices, measured side by side or not;
+        ``harness_share`` is what remains of it, as a fraction.
         """
         found = self._time | {"wall_s": self._time["wall_s"] + time.monotonic() - self._began}
-        found["harness_share"] = 1 - (found["kernel_s"] + found["torch_import_s"]) / found["wall_s"]
+        busy = max(found["wall_s"], found["device_s"])
+        found["harness_share"] = 1 - (found["kernel_s"] + found["torch_import_s"]) / busy
         return {name: round(value, 4) for name, value in found.items()}
 
-    def _check_stop(self) -> None:
-        """Leave if asked to: after one interrupt when no session is in a case."""
-        if self.interrupts and self._turnstile is not None:
-            self._turnstile.finish_cases()
-        in_case = any(s.in_case for s in self._sessions)
-        if self.interrupts >= 2 or (self.interrupts == 1 and not in_case):
+    def _check_stop(self, place: _Place) -> None:
+        """Leave if asked to: after one interrupt the device as soon as it is in no case."""
+        if self.interrupts.count and place.turnstile is not None:
+            place.turnstile.finish_cases()
+        if self.interrupts.count >= 2:
             raise _Stop
-        if self.interrupts and not self._told:
+        if self.interrupts.count == 1 and not place.in_case:
+            raise _Idle
+        if self.interrupts.count and not self._told:
             self._told = True
-            self.progress.message("finishing the present comparison, then stopping; Ctrl-C again stops now")
-
-    def _interrupt(self, number: int, frame: object) -> None:
-        self.interrupts += 2 if number == signal.SIGTERM else 1
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C once: finish the case and stop. Twice, or SIGTERM: stop now. Workers get neither: own group."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {n: signal.signal(n, self._interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self.progress.message(TOLD)
 
 
 def _flag(record: Record, shared: bool, changed: list[str]) -> None:
@@ -289,89 +355,3 @@ def _flag(record: Record, shared: bool, changed: list[str]) -> None:
         code = [name for name in changed if name.startswith("project.")]
         flags += ([CODE_CHANGED] if code else []) + ([ENVIRONMENT_CHANGED] if code != changed else [])
     record.flags = list(dict.fromkeys([*record.flags, *flags]))
-
-
-def _new_log(folder: Path, stem: str) -> Path:
-    """A log file name that is free: no run, resumed or not, overwrites what an earlier process printed."""
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in stem)
-    folder.mkdir(exist_ok=True)
-    taken = {p.name for p in folder.iterdir()}
-    return folder / next(n for i in range(len(taken) + 1) if (n := f"{safe}-{i}.log") not in taken)
-
-
-def run(
-    cases: Sequence[Case],
-    options: RunOptions,
-    worker_command: WorkerCommand,
-    argv: Sequence[str],
-    progress: Progress | None = None,
-) -> RunResult:
-    """Measure ``cases`` into the folder ``options.out`` (or continue it) and finish the folder.
-
-    Exit code: 0; 3 if a row is incorrect; 4 if no row is ok; 130 if interrupted. Raises ``NothingMeasured`` for no
-    cases, ``UsageError`` for a folder that cannot be used, environments that must not mix, and (with everything
-    measured so far kept and derived) for a disk that fills up or workers that do not start.
-    """
-    if not cases:
-        raise NothingMeasured("nothing to measure: the selection matches no case")
-    twice = [key for key, count in Counter(c.key for c in cases).items() if count > 1]
-    if twice:
-        raise ValueError(f"case {twice[0]} is planned twice: two results must never share a name")
-    folder, before = _open(cases, options, argv)
-    with progress or make_progress() as shown:
-        supervisor = Supervisor(cases, options, worker_command, folder, before, shown)
-        try:
-            complete = supervisor.run()
-        except (UsageError, StorageError):
-            with suppress(StorageError):  # a full disk again: the journal is what matters, and it is closed whole
-                _finish(folder, cases, interrupted=True, times=supervisor.times())
-            raise
-        finally:
-            folder.close()
-    return _result(_finish(folder, cases, interrupted=not complete, times=supervisor.times()), complete)
-
-
-def _open(cases: Sequence[Case], options: RunOptions, argv: Sequence[str]) -> tuple[RunFolder, Run | None]:
-    if not options.resume:
-        meta = new_meta(list(argv), seed=options.seed, preset=options.preset, passes=options.passes, planned=len(cases))
-        meta |= {"options": options.measuring(), "baselines": options.baselines}
-        return RunFolder.create(options.out, meta), None
-    folder, before = RunFolder.reopen(options.out)
-    asked: dict[str, Any] = {"seed": options.seed, "preset": options.preset} | options.measuring()
-    had: dict[str, Any] = {"seed": before.meta["seed"], "preset": before.meta["preset"]}
-    had |= before.meta.get("options") or {}
-    different = [(name, had[name], value) for name, value in asked.items() if name in had and had[name] != value]
-    if different:
-        folder.close()
-        what = env.describe_differences(different)
-        raise UsageError(f"{options.out} was measured with other options, resume it with the same: {what}")
-    changes = {"interrupted": False, "ended": None, "passes": max(options.passes, before.meta["passes"])}
-    folder.update(**changes, resumed=[*before.meta.get("resumed", []), now()])
-    return folder, before
-
-
-def _finish(folder: RunFolder, cases: Sequence[Case], interrupted: bool, times: dict[str, float]) -> Run:
-    folder.close()
-    measured = {record.case.key for record in RunFolder.load(folder.path).records}
-    missing = [case.key for case in cases if case.key not in measured]
-    planned = len(measured) + len(missing)
-    return folder.finish(interrupted=interrupted, unmeasured=missing, planned=planned, time=times)
-
-
-def _result(run: Run, complete: bool) -> RunResult:
-    from spikemark.harness.statistics import status_counts, summarise
-
-    counts = status_counts(row for label in run.variants or [""] for row in _rows(summarise, run, label))
-    if not complete:
-        code, message = 130, "interrupted: the folder is complete so far; continue it with --resume"
-    elif counts.get(INCORRECT):
-        code, message = 3, f"{counts[INCORRECT]} incorrect"
-    elif not counts.get(OK):
-        code, message = 4, "nothing was measured"
-    else:
-        code, message = 0, ""
-    return RunResult(code, run.path, counts, message)
-
-
-def _rows(summarise: Any, run: Run, label: str) -> list[dict[str, Any]]:
-    return list(summarise(run.only_variant(label) if label else run))

@@ -195,7 +195,8 @@ def _carried_options(case: Case, arguments: list[str]) -> list[str]:
 def command(case: Case, seed: int, arguments: list[str]) -> str:
     """The command line, quoted for a POSIX shell, that measures this one case again; ``arguments`` are its run's."""
     words = ["spikemark", "run", "--operator", case.operator, "--phase", case.phase]
-    words += ["--workload", case.workload, "--implementation", case.implementation, "--device", case.device]
+    words += ["--workload", case.workload, "--implementation", case.implementation]
+    words += ["--device", case.local_device]
     words += ["--dtype", case.dtype]
     if case.problem.recording is None:  # a recording keeps its own batch and rate
         words += ["--batch", str(case.problem.batch), "--spike-rate", repr(case.problem.spike_rate)]

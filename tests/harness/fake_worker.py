@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from spikemark.harness.devices import cuda_index
+from spikemark.harness.gpu import uuid_hash
 from spikemark.harness.process import log_position
 from spikemark.harness.records import Case, Record
 
@@ -37,13 +39,15 @@ def until_heard() -> None:
 
 def environment(device: str) -> dict[str, Any]:
     """A small environment of the contract's form."""
+    cuda = device.startswith("cuda")
+    visible = os.environ.get("FAKE_VISIBLE", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     return {
         "device": device,
-        "device_name": "Fake CPU",
-        "kind": "cpu",
+        "device_name": "Fake GPU" if cuda else "Fake CPU",
+        "kind": "cuda" if cuda else "cpu",
         "threads": int(os.environ.get("OMP_NUM_THREADS", "2")),
         "cpu": {"model": "Fake CPU", "cores": 2, "load": time.monotonic()},
-        "gpu": None,
+        "gpu": {"uuid_hash": uuid_hash(visible), "index": cuda_index(device)} if cuda else None,
         "versions": {"python": "3", "torch": os.environ.get("FAKE_TORCH", "1.0")},
         "switches": {},
         "project": {"commit": os.environ.get("FAKE_COMMIT", "c0ffee"), "dirty": False},
@@ -98,6 +102,18 @@ def misbehave(name: str) -> None:
         print(os.getpid(), flush=True)
         os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
+    elif name == "meets":  # waits for the same case on other devices: alone it is timed out
+        place = Path(os.environ["FAKE_PLACE"])
+        (place / os.environ["SPIKEMARK_DEVICE"]).touch()
+        while len(list(place.iterdir())) < int(os.environ["FAKE_COUNT"]):
+            time.sleep(0.005)
+    elif name == "alone":  # finds out whether another measures at the same time
+        with Path(os.environ["FAKE_PLACE"], "here").open("x"):
+            time.sleep(0.02)
+        Path(os.environ["FAKE_PLACE"], "here").unlink()
+    elif name == "falls_off" and os.environ.get("SPIKEMARK_DEVICE") == "cuda:1":
+        Path(os.environ["FAKE_PLACE"], "gone").touch()
+        os._exit(6)
     elif name == "speaks":
         os.write(2, b"Fatal Python error: another's words\n")
     elif name == "bulky":
@@ -129,7 +145,7 @@ def take_turns(plan: dict[str, Any], indices: list[int]) -> None:
 def main() -> None:
     """Measure every case of the plan in order."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    if os.environ.get("FAKE_BROKEN"):
+    if os.environ.get("FAKE_BROKEN") and os.environ.get("FAKE_BROKEN_DEVICE", plan["device"]) == plan["device"]:
         print("ImportError: no module named kaputt", file=sys.stderr, flush=True)
         sys.exit(1)
     say("ready", environment=environment(plan["device"]), torch_import_s=0.003)
@@ -153,11 +169,16 @@ def main() -> None:
             continue
         if case.implementation == "wrong":
             record = Record(case, plan["pass_index"], "incorrect", "spikes differ")
+        elif case.implementation == "fails":
+            record = Record(case, plan["pass_index"], "error", "CUDA error: unknown error")
         elif case.implementation == "absent":
             record = Record(case, plan["pass_index"], "unavailable", "install it")
         elif case.implementation == "bulky":
             record.samples = record.samples * 5000
         record.details |= {"order": index, "kernel_s": 0.002}
+        if case.implementation == "tells":
+            own = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "cpus": sorted(os.sched_getaffinity(0))}
+            record.details |= own
         say("record", index=index, record=record.to_json())
         if case.implementation == "taints":
             break
