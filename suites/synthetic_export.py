@@ -19,18 +19,18 @@ PROCESS = 0x1000000 * 4711
 THREAD = PROCESS + 4711
 _READ = """
 import json, resource, sys, time
-from spikemark.harness.trace import nsys_sqlite
+from pathlib import Path
+from spikemark.harness.trace import nsys
 start = time.perf_counter()
-trace = nsys_sqlite.read(sys.argv[1])
-groups = trace.groups()
-tables = [trace.table(trace.within(group)) for group in groups[:50]]
-outside = trace.outside()
+found = nsys.summarise_file(Path(sys.argv[1]))
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-counted = sum(group.kernels for group in groups)
-print(json.dumps({"seconds": seconds, "peak_bytes": peak, "groups": len(groups), "kernels": len(trace.activities),
-    "kernels_in_ranges": counted, "ranges": len(trace.ranges), "outside": len(outside), "notes": trace.notes}))
+count = lambda rows: sum(row["count"] for row in rows)
+print(json.dumps({"seconds": seconds, "peak_bytes": peak, "cases": sum(bool(one.key) for one in found),
+    "calls": sum(one.calls for one in found), "kernels in calls": sum(count(one.kernels) for one in found),
+    "outside": sum(count(one.outside) for one in found), "notes": sorted({n for one in found for n in one.notes})}))
 """
+"""Everything that ``spikemark profile --from`` does before it prints."""
 
 
 class Export:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,9 @@ from spikemark.harness.trace.nsys_tables import Array
 from spikemark.harness.trace.summary import MOST_SPANS, Timeline, TraceSummary
 
 DOMAIN = "spikemark"
+PHASES = (profiled(""), "measure cold ", "measure warm ", "flush ", "verify ", "warm-up ")
+"""How names of our ranges begin, before the case's key."""
+UNNAMED = re.compile(r"domain \d+")
 
 
 def capture(case: Case) -> str:
@@ -44,36 +48,53 @@ def export_command(program: str, report: Path, database: Path) -> list[str]:
 def summarise_case(path: Path, key: str) -> TraceSummary:
     """What an export says of the traced calls of one case. Raises ``UsageError`` for a file that is no export."""
     trace = read(path)
-    groups = [g for g in trace.groups() if g.name == profiled(key) and g.domain == DOMAIN]
+    # A domain whose name is not in the export was created before collecting began; the key says whose range it is.
+    ours = [g for g in trace.groups() if _is_ours(g) or UNNAMED.fullmatch(g.domain)]
+    groups = [g for g in ours if g.name == profiled(key)]
     out = TraceSummary("nsys", key)
     if not groups:
         trace.notes.append("the export has no range of this case's calls: everything in it is listed as outside")
-    _fill(out, trace, groups, flushes=[g for g in trace.groups() if g.name == f"flush {key}"])
+    _fill(out, trace, groups)
+    _fill_outside(out, trace, [*groups, *(g for g in ours if g.name == f"flush {key}")])
     return out
 
 
 def summarise_file(path: Path) -> list[TraceSummary]:
-    """What an export made elsewhere says: one summary for each case traced in it, or one for the whole file."""
+    """What an export made elsewhere says: one summary for each case traced in it, or one for the whole file.
+
+    What ran in no range of any case stands with the case, or after several cases in a summary of its own: it is no
+    more one's than another's, and looking for it once a case took hours.
+    """
     trace = read(path)
     groups = trace.groups()
-    ours = [g for g in groups if g.domain == DOMAIN]
-    for prefix in (profiled(""), "measure cold "):  # traced calls, or the samples of a run
-        keys = dict.fromkeys(g.name.removeprefix(prefix) for g in ours if g.name.startswith(prefix))
-        if keys:
+    ours = [g for g in groups if _is_ours(g)]
+    cases: dict[str, list[RangeUse]] = {}
+    for prefix in PHASES[:2]:  # traced calls, or else the samples of a run
+        for group in ours:
+            if group.name.startswith(prefix):
+                cases.setdefault(group.name.removeprefix(prefix), []).append(group)
+        if cases:
             break
     files = [{"name": path.name, "what": "SQLite export of Nsight Systems"}]
-    if keys:
-        out = []
-        for key in keys:
-            one = TraceSummary("nsys", key, files=files)
-            _fill(one, trace, [g for g in ours if g.name == prefix + key])
-            out.append(one)
-        return out
     whole = TraceSummary("nsys", "", path.name, files=files)
-    if len(trace.ranges):
-        trace.notes.append(f"no range of the domain {DOMAIN}: a trace of another program, shown whole")
-    _fill_whole(whole, trace, groups)
-    return [whole]
+    if not cases:
+        if len(trace.ranges):
+            trace.notes.append(f"no range of the domain {DOMAIN}: a trace of another program, shown whole")
+        _fill_whole(whole, trace, groups)
+        return [whole]
+    out = []
+    for key, its in cases.items():
+        one = TraceSummary("nsys", key, files=files)
+        _fill(one, trace, its)
+        out.append(one)
+    rest = out[0] if len(out) == 1 else whole
+    _fill_outside(rest, trace, [g for g in ours if g.name.startswith(PHASES)])
+    return [*out, whole] if whole.outside else out
+
+
+def _is_ours(group: RangeUse) -> bool:
+    """Whether a range is of our domain, or of another of that name in its process (``nsys_events`` numbers them)."""
+    return group.domain == DOMAIN or group.domain.startswith(f"{DOMAIN} #")
 
 
 def _row(use: KernelUse) -> dict[str, Any]:
@@ -85,21 +106,25 @@ def _sum(values: list[float | None]) -> float | None:
     return sum(known) if values and len(known) == len(values) else None
 
 
-def _fill(out: TraceSummary, trace: Trace, groups: list[RangeUse], flushes: Sequence[RangeUse] = ()) -> None:
-    """The figures of the calls in ``groups``; what ran outside them (and outside flushes) is listed."""
+def _fill(out: TraceSummary, trace: Trace, groups: list[RangeUse]) -> None:
+    """The figures of the calls in ``groups``. Costs what they hold, not what the file does: there are many cases."""
     inside = np.unique(np.concatenate([trace.within(g) for g in groups])) if groups else np.empty(0, np.int64)
     out.calls = sum(g.count for g in groups)
     out.wall_s, out.busy_s = _sum([g.window_s for g in groups]), _sum([g.busy_s for g in groups])
     out.idle_s, out.gap_s = _sum([g.idle_s for g in groups]), _sum([g.gap_s for g in groups])
     out.keep("kernels", [_row(k) for k in trace.table(inside)])
     out.keep("copies", [_row(k) for k in trace.table(inside, COPY, SET)])
-    outside = trace.outside([*groups, *flushes])
-    out.keep("outside", [_row(k) for k in [*trace.table(outside), *trace.table(outside, COPY, SET)]])
     if groups:
         first = int(np.flatnonzero(trace.group_of == groups[0].index)[0])
         start = int(trace.ranges.start[first])
         out.timeline = timeline(trace, trace.members(first), start, int(trace.ranges.end[first]))
     out.notes += trace.notes
+
+
+def _fill_outside(out: TraceSummary, trace: Trace, groups: Sequence[RangeUse] | None) -> None:
+    """List what ran in none of these ``groups``, or in no range at all."""
+    outside = trace.outside(groups)
+    out.keep("outside", [_row(k) for k in [*trace.table(outside), *trace.table(outside, COPY, SET)]])
 
 
 def _fill_whole(out: TraceSummary, trace: Trace, groups: list[RangeUse]) -> None:
@@ -108,8 +133,7 @@ def _fill_whole(out: TraceSummary, trace: Trace, groups: list[RangeUse]) -> None
     everything = np.arange(len(acts))
     out.keep("kernels", [_row(k) for k in trace.table(everything)])
     out.keep("copies", [_row(k) for k in trace.table(everything, COPY, SET)])
-    outside = trace.outside()
-    out.keep("outside", [_row(k) for k in [*trace.table(outside), *trace.table(outside, COPY, SET)]])
+    _fill_outside(out, trace, None)
     rows = []
     for g in groups:
         name = f"{g.domain}: {g.name}" if g.domain else g.name

@@ -88,9 +88,8 @@ class TraceSummary:
         if name == "kernels":
             self.kernels_left_out = max(0, left)
         elif left > 0:
-            self.notes.append(
-                f"{left} more names of what ran {'as ' if name == 'copies' else ''}{name} are in the trace"
-            )
+            what = {"outside": "names of what ran outside", "copies": "kinds of copies", "ranges": "names of ranges"}
+            self.notes.append(f"{left:,} more {what[name]} are in the trace")
 
 
 def stem(key: str) -> str:
@@ -99,25 +98,30 @@ def stem(key: str) -> str:
     return f"{safe[:100]}-{hashlib.sha256(key.encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 
+def path(folder: Path, tool: str, name: str) -> Path:
+    """Where the summary of a case (its key), or of a file (its title), lies in the folder ``traces``."""
+    return folder / f"{stem(name)}.{tool}{SUFFIX}"
+
+
 def write(folder: Path, summary: TraceSummary) -> Path:
     """Write ``summary`` into the folder ``traces``; the file. Raises ``StorageError``."""
-    path = folder / f"{stem(summary.key or summary.title)}.{summary.tool}{SUFFIX}"
+    where = path(folder, summary.tool, summary.key or summary.title)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(dumps({"schema": SCHEMA} | asdict(summary)) + "\n", encoding="utf-8")
+        where.write_text(dumps({"schema": SCHEMA} | asdict(summary)) + "\n", encoding="utf-8")
     except OSError as error:
-        raise storage_error(path, error) from None
-    return path
+        raise storage_error(where, error) from None
+    return where
 
 
 def read_all(folder: Path) -> tuple[list[TraceSummary], list[str]]:
     """The summaries in a run folder's ``traces``, and the names of files that cannot be read as one."""
     found, damaged = [], []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for file in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            found.append(_parse(json.loads(path.read_text(encoding="utf-8"))))
+            found.append(_parse(json.loads(file.read_text(encoding="utf-8"))))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            damaged.append(path.name)
+            damaged.append(file.name)
     return found, damaged
 
 
