@@ -28,8 +28,9 @@ from spikemark.harness.records import INCORRECT, OK, Case, Record
 if TYPE_CHECKING:
     from spikemark.harness.trace.summary import TraceSummary
 
-EXIT_INCORRECT, EXIT_NOTHING = 3, 4
+EXIT_INCORRECT, EXIT_NOTHING, EXIT_INTERRUPTED = 3, 4, 130
 GRACE_S = 330.0  # beside the tool's own limit: export and reading
+READING = ("--from", "--out", "--tool")
 MERGED = "all.torch.json.gz"
 
 
@@ -47,12 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(_commands(cases, arguments, settings, traces))
         return 0
-    measured = _measure(cases, arguments, out)
+    measured, stopped = _measure(cases, arguments, out)
+    if stopped:
+        return _interrupted(out, 0, len(cases))
     chosen = [case for case in cases if measured.get(case.key, OK) == OK]
     if not chosen:
         html.write([out], None)
         raise NothingMeasured(f"no case can be traced: {_first_reason(out)} (all reasons are in {out / 'report.html'})")
-    records = _trace(chosen, arguments, command, traces)
+    records, stopped = _trace(chosen, arguments, command, traces)
     found = _summaries(records, traces, arguments.tool)
     if arguments.tool == "torch":
         _merge(found, traces)
@@ -61,9 +64,20 @@ def run(arguments: argparse.Namespace) -> int:
     if failed:
         said = ", ".join(f"{n} {status}" for status, n in failed.items())
         print(f"not traced: {said} (reasons in the report)")
+    if stopped:
+        return _interrupted(out, len(found), len(chosen))
     print(html.write([out], None))
     statuses = {record.status for record in records} | set(measured.values())
     return EXIT_INCORRECT if INCORRECT in statuses else 0 if any(s.status == OK for s in found) else EXIT_NOTHING
+
+
+def _interrupted(out: Path, traced: int, planned: int) -> int:
+    """The report as far as it got; what is missing needs no option to be continued."""
+    from spikemark.reports import html
+
+    print(html.write([out], None))
+    print(f"interrupted: {traced} of {planned} cases were traced", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _tool(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
@@ -72,8 +86,10 @@ def _tool(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
     calls = str(arguments.calls)
     folder = "traces"
-    if arguments.metrics and arguments.tool != "ncu":
-        raise UsageError("--metrics is for --tool ncu")
+    options = {"--metrics": "ncu", "--nsys": "nsys", "--ncu": "ncu"}
+    for option, tool in options.items():
+        if getattr(arguments, option[2:]) and arguments.tool != tool:
+            raise UsageError(f"{option} is for --tool {tool}")
     if arguments.tool == "torch":
         module = "spikemark.harness.trace.worker"
         return lambda plan, events: [sys.executable, "-m", module, str(plan), str(events), folder, calls], {}
@@ -113,17 +129,31 @@ def _placed(words: list[str], traces: Path) -> list[str]:
     return [str(traces) if word == "traces" else word for word in words]
 
 
-def _measure(cases: Sequence[Case], arguments: argparse.Namespace, out: Path) -> dict[str, str]:
-    """Statuses by key of a run that exists, or of one measured pass into a new folder."""
+def _measure(cases: Sequence[Case], arguments: argparse.Namespace, out: Path) -> tuple[dict[str, str], bool]:
+    """Statuses by key of a run that exists, or of one measured pass into a new folder; whether it was interrupted."""
     from spikemark.harness import supervisor
     from spikemark.harness.runfolder import RunFolder
 
     if (out / "run.json").is_file():
         wanted = {case.key for case in cases}
-        return {r.case.key: r.status for r in RunFolder.load(out).records if r.case.key in wanted}
+        _writable(out / "traces")
+        return {r.case.key: r.status for r in RunFolder.load(out).records if r.case.key in wanted}, False
     options = replace(running.options(arguments, cases, out), passes=1)
-    supervisor.run(cases, options, running.worker_command(), arguments.argv)
-    return {record.case.key: record.status for record in RunFolder.load(out).records}
+    result = supervisor.run(cases, options, running.worker_command(), arguments.argv)
+    stopped = result.exit_code == EXIT_INTERRUPTED
+    return {record.case.key: record.status for record in RunFolder.load(out).records}, stopped
+
+
+def _writable(traces: Path) -> None:
+    """Make the folder and try it: minutes of tracing that nobody can write down are too late to say so."""
+    from spikemark.harness.journal import storage_error
+
+    try:
+        traces.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=traces):
+            pass
+    except OSError as error:
+        raise storage_error(traces, error) from None
 
 
 def _first_reason(out: Path) -> str:
@@ -133,8 +163,13 @@ def _first_reason(out: Path) -> str:
     return f"{failed[0].status}, {failed[0].reason}" if failed else "nothing was measured"
 
 
-def _trace(cases: Sequence[Case], arguments: argparse.Namespace, command: Any, traces: Path) -> list[Record]:
-    """Trace under supervision: a kernel that kills or hangs its process costs its own trace only."""
+def _trace(
+    cases: Sequence[Case], arguments: argparse.Namespace, command: Any, traces: Path
+) -> tuple[list[Record], bool]:
+    """Trace under supervision: a kernel that kills or hangs its process costs its own trace only.
+
+    The records of the cases that were tried, and whether a person stopped it before the others.
+    """
     from spikemark.harness import supervisor
     from spikemark.harness.runfolder import RunFolder
 
@@ -145,13 +180,14 @@ def _trace(cases: Sequence[Case], arguments: argparse.Namespace, command: Any, t
             passes=1,
             case_timeout_s=arguments.time_limit + (0 if arguments.tool == "torch" else GRACE_S),
         )
-        supervisor.run(cases, options, lambda plan, fd: _placed(command(plan, fd), where), arguments.argv)
+        result = supervisor.run(cases, options, lambda plan, fd: _placed(command(plan, fd), where), arguments.argv)
         records = RunFolder.load(options.out).records
         for log in sorted((options.out / "logs").glob("*")):
             if log.stat().st_size:
                 _keep_log(log, traces.parent / "logs", arguments.tool)
     order = {case.key: i for i, case in enumerate(cases)}
-    return sorted(records, key=lambda record: order[record.case.key])
+    stopped = result.exit_code == EXIT_INTERRUPTED
+    return sorted(records, key=lambda record: order[record.case.key]), stopped
 
 
 def _keep_log(log: Path, logs: Path, tool: str) -> None:
@@ -187,15 +223,22 @@ def _read_back(arguments: argparse.Namespace) -> int:
     from spikemark.harness.runfolder import RunFolder
     from spikemark.harness.trace import nsys, summary
 
+    given = [word.split("=")[0] for word in arguments.argv if word.startswith("--")]
+    odd = next((word for word in given if word not in READING), None) or (
+        f"--tool {arguments.tool}" if "--tool" in given and arguments.tool != "nsys" else None
+    )
+    if odd:
+        raise UsageError(f"--from reads a file that Nsight Systems exported and traces nothing: {odd} has no use there")
     path = Path(arguments.from_file)
+    out = None if arguments.out is None else RunFolder.load(arguments.out).path
+    if out is not None:
+        _writable(out / "traces")
     found = nsys.summarise_file(path)
     print("\n\n".join(_details(one) for one in found))
-    if arguments.out is None:
+    if out is None:
         return 0
     from spikemark.reports import html
 
-    out = RunFolder.load(arguments.out).path
-    (out / "traces").mkdir(exist_ok=True)
     if path.resolve().parent != (out / "traces").resolve():
         shutil.copyfile(path, out / "traces" / path.name)
     for one in found:

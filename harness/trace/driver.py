@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spikemark.harness.errors import UsageError
+from spikemark.harness.journal import StorageError, storage_error
 from spikemark.harness.process import log_position
 from spikemark.harness.records import CRASHED, ERROR, OK, TIMED_OUT, Case, Record
 from spikemark.harness.trace import ncu, nsys, summary, target, tools
@@ -55,7 +56,9 @@ def trace(
         plan, outcome = target.write_plan(Path(temporary), case, plugins, calls, how)
         collect, back = commands(case, settings, folder, plan)
         report = folder / f"{summary.stem(case.key)}{SUFFIXES[tool]}"
-        report.unlink(missing_ok=True)
+        # An older trace goes with what was read of it: stopped half-way, no page may describe a file that is gone.
+        for old in (summary.path(folder, tool, case.key), report.with_suffix(".sqlite"), report):
+            old.unlink(missing_ok=True)
         stage("profile")
         ended = tools.run(collect, limit_s)
         said = target.read_outcome(outcome)
@@ -134,6 +137,10 @@ def main(arguments: list[str]) -> int:
             summary.write(Path(folder), found)
         except Failed as failed:
             record.status, record.reason = failed.status, " ".join(failed.reason.split())[:600]
+        except StorageError as error:
+            record.status, record.reason = ERROR, str(error)
+        except OSError as error:
+            record.status, record.reason = ERROR, str(storage_error(Path(folder), error))
         record.elapsed_s = time.time() - record.started_s
         channel.say("record", index=index, record=record.to_json())
     channel.say("end")
