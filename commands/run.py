@@ -34,8 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = replace(settings, passes=arguments.passes or settings.passes, resume=arguments.resume)
     result = supervisor.run(cases, settings, worker_command(), arguments.argv)
     page = html.write([result.path], None)  # before anything is printed: a reader such as `head` may be gone
-    lines = [summary(result.path), terminal.inert(result.message, 1000), str(page)]
-    print("\n".join(filter(None, lines)))
+    said = [*result.message.splitlines(), *getattr(arguments, "left_to_others", [])]
+    said = [terminal.inert(line, 1000) for line in said]
+    print("\n".join(filter(None, [summary(result.path), *said, str(page)])))
     return result.exit_code
 
 
@@ -48,13 +49,34 @@ def _resumed(arguments: argparse.Namespace) -> argparse.Namespace:
     given = {word.split("=")[0] for word in arguments.argv if word.startswith("--")}
     if not given <= CONTINUING:
         return arguments
-    stored: list[str] = RunFolder.load(arguments.out).meta["arguments"]
+    meta = RunFolder.load(arguments.out).meta
+    stored: list[str] = meta["arguments"]
+    if not stored and meta.get("parts"):
+        raise UsageError(f"{arguments.out} is of runs that asked for different things: continue those, and merge again")
     again = arguments.parse(stored)
     if again.command != "run":
         raise UsageError(f"{arguments.out} was not made by `spikemark run`: it cannot be resumed")
     again.out, again.resume, again.time_limit = arguments.out, True, arguments.time_limit
     again.argv, again.parse = stored, arguments.parse
+    again.left_to_others = [] if getattr(again, "engine", None) else _leave_absent(again)
     return again
+
+
+def _leave_absent(arguments: argparse.Namespace) -> list[str]:
+    """Leave out devices that this machine lacks, if it has any that the run was made for; lines that say so."""
+    from spikemark.suites.selection import resolve_devices
+
+    here, left = [], []
+    for device in arguments.devices:
+        try:
+            resolve_devices([device])
+            here.append(device)
+        except UsageError as error:
+            left.append(f"left to others: {error}")
+    if not here:
+        return []
+    arguments.devices = here
+    return left
 
 
 def options(arguments: argparse.Namespace, cases: Sequence[Any], out: Path) -> RunOptions:
