@@ -71,6 +71,8 @@ def _pair(loaded: Report, devices: Sequence[str] | None) -> tuple[str, str] | No
     known = list(dict.fromkeys(row["environment"] for row in loaded.rows))
     if len(devices) != 2 or devices[0] == devices[1]:
         raise UsageError(f"two different devices are needed for a ratio, got {', '.join(devices) or 'none'}")
+    keys = {title: key for key, title in loaded.titles.items()}
+    devices = [device if device in known else keys.get(device, device) for device in devices]
     for device in devices:
         if device not in known:
             raise UsageError(f"no case was measured on device {device!r}; measured: {', '.join(known) or 'none'}")

@@ -156,3 +156,40 @@ def test_short_out_is_out_and_stores_no_path(folder: Path) -> None:
         "-oa", "-oruns/a", "-5/home", "--x"
     ]  # fmt: skip
     assert RunFolder.load("a").meta["id"] != RunFolder.load("b").meta["id"]
+
+
+def test_what_was_asked_for_differently_is_not_continued_by_one_command(folder: Path, capsys: Capture) -> None:
+    """``run --resume`` repeats a command line; there are two here."""
+    for name, preset in (("a", "quick"), ("c", "smoke")):
+        opened, _ = RunFolder.reopen(name)
+        opened.update(arguments=["run", "--preset", preset])
+        opened.close()
+    assert run(capsys, "merge", "a", "c", "-o", "all")[0] == 0
+    code, out, err = run(capsys, "run", "--resume", "-o", "all")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "all is of runs that asked for different things: continue those, and merge again" in err
+
+
+def test_devices_that_are_not_here_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from argparse import Namespace
+
+    from spikemark.commands.run import _leave_absent
+    from spikemark.suites import selection
+
+    monkeypatch.setattr(selection, "_gpus", lambda: 1)
+    arguments = Namespace(devices=["cpu", "cuda:0", "cuda:1"])
+    (line,) = _leave_absent(arguments)
+    assert line.startswith("left to others: device 'cuda:1': ") and arguments.devices == ["cpu", "cuda:0"]
+    nothing = Namespace(devices=["cuda:4"])
+    assert _leave_absent(nothing) == [] and nothing.devices == ["cuda:4"], "then the selection says why"
+
+
+def test_two_devices_are_named_by_key_or_title(folder: Path, capsys: Capture) -> None:
+    """The ratio of two machines' times, in pictures."""
+    names = {}
+    for kind, devices in (("key", ["cpu", "cpu (2)"]), ("title", ["a · cpu", "c · cpu"])):
+        words = ["report", "a", "c", "-o", "page.html", "--figures", kind, "--devices", *devices]
+        assert run(capsys, *words)[0] == 0
+        names[kind] = sorted(p.name for p in Path(kind).glob("Across*"))
+    assert names["key"] == names["title"] and len(names["key"]) == 2
+    assert run(capsys, "report", "a", "c", "--devices", "cpu", "tpu")[0] == 2
