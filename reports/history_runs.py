@@ -112,7 +112,10 @@ def _within(folder: Path, depth: int) -> Iterable[Path]:
     try:
         inside = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."]
     except OSError as error:
-        raise UsageError(f"cannot read {folder}: {error.strerror or error}") from None
+        if depth == DEEPEST:
+            raise UsageError(f"cannot read {folder}: {error.strerror or error}") from None
+        yield folder  # whoever reads it says why it cannot
+        return
     for path in inside:
         if (path / RUN_JSON).is_file():
             yield path
@@ -150,7 +153,7 @@ def _parts(run: Run, cases: dict[str, Case]) -> list[Made]:
         lines = [c for c in run.calibrations if (c.get("origin") or {}).get("run", own) == part["id"]]
         alone = replace(run, records=records, calibrations=lines)
         points = _points(summarise(alone), cases)
-        told = (str(part["name"]), str(part["started"] or ""), run.meta["environments"])
+        told = (str(part["name"]), str(part["started"] or ""), part["environments"])
         out.append(Made(part["id"], *told, points, results.gauges(alone)))
     return out
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,28 @@ def test_runs_may_lie_deeper(tmp_path: Path) -> None:
         ("commit1", "comparison", "run"), ("commit2", "run")
     ]  # fmt: skip
     assert len(history.read(tmp_path, 0.03).runs) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    histories.write(tmp_path / "run", 0, CASES[:1])
+    (tmp_path / "locked").mkdir(mode=0)
+    try:
+        assert history.read(tmp_path, 0.03).left_out[0].startswith("locked: cannot read")
+    finally:
+        (tmp_path / "locked").chmod(0o700)
+
+
+def test_a_run_of_a_merged_folder_keeps_its_own_commit(tmp_path: Path) -> None:
+    """Different commits are different environments there; here each is its run's."""
+    for run in range(3):
+        histories.write(tmp_path / f"{run}", run, CASES[:1])
+    merge([tmp_path / f"{run}" for run in range(3)], tmp_path / "merged")
+    for run in range(3):
+        shutil.rmtree(tmp_path / f"{run}")
+    found = history.read(tmp_path, 0.03)
+    (series,) = found.series
+    assert [found.commit(series, run) for run in range(3)] == [f"{run:07x}c0f" for run in range(3)]
 
 
 @pytest.mark.parametrize(
