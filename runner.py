@@ -82,6 +82,18 @@ def _run(parser: argparse.ArgumentParser) -> None:
     resume = "measure what is missing in the run folder --out; without a selection, that run's own is repeated"
     parser.add_argument("--resume", action="store_true", help=resume)
     _time_limit(parser)
+    _engine(parser)
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("cluster", "measure on other machines, see docs/cluster.md")
+    group.add_argument("--engine", metavar="NAME", choices=("ray",), help="ray: on nodes of a Ray cluster")
+    where = "of the cluster, HOST:PORT; default: RAY_ADDRESS, or the one that runs on this machine"
+    group.add_argument("--address", metavar="ADDRESS", help=where)
+    kind = "of node: a type of accelerator, or a resource that nodes were started with; repeatable; default: all GPUs'"
+    group.add_argument("--kind", dest="kinds", metavar="NAME", action="append", default=[], help=kind)
+    every = "every GPU of every node, not one a kind"
+    group.add_argument("--every-gpu", action="store_true", help=every)
 
 
 def _profile(parser: argparse.ArgumentParser) -> None:

@@ -165,17 +165,22 @@ def load_plugins(files: list[str]) -> None:
             raise UsageError(" ".join(str(error).split())) from None
 
 
-def cases(arguments: argparse.Namespace) -> list[Any]:
-    """The cases that parsed arguments select; loads plug-ins first, so that their names are known."""
+def cases(arguments: argparse.Namespace, elsewhere: Sequence[str] | None = None) -> list[Any]:
+    """The cases that parsed arguments select; loads plug-ins first, so that their names are known.
+
+    ``elsewhere``: devices of another machine, by their names there, in place of those that were asked for.
+    """
     from spikemark.suites import selection
 
     if arguments.time_axis is not None and not arguments.spikes:
         raise UsageError("--time-axis says where time is in a recording: it needs --spikes FILE")
     load_plugins(arguments.plugins)
+    selected = {name: getattr(arguments, name) for name in selection.Selection.__dataclass_fields__}
     return selection.build(
         arguments.preset,
         recordings=[(path, arguments.time_axis) for path in arguments.spikes],
         workload_files=arguments.workload_files,
         seed=arguments.seed,
-        **{name: getattr(arguments, name) for name in selection.Selection.__dataclass_fields__},
+        elsewhere=elsewhere is not None,
+        **(selected if elsewhere is None else selected | {"devices": elsewhere}),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +15,10 @@ from spikemark.harness.errors import UsageError
 from spikemark.harness.records import OK
 
 if TYPE_CHECKING:
-    from spikemark.harness.plan import RunOptions
+    from spikemark.harness.plan import RunOptions, RunResult
     from spikemark.harness.process import WorkerCommand
 
-CONTINUING = {"--out", "--resume", "--time-limit"}
+CONTINUING = {"--out", "--resume", "--time-limit", "--address"}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,16 +28,60 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.resume:
         arguments = _resumed(arguments)
-    cases = shared.cases(arguments)
     out = Path(arguments.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{arguments.preset}")
-    settings = options(arguments, cases, out)
-    settings = replace(settings, passes=arguments.passes or settings.passes, resume=arguments.resume)
-    result = supervisor.run(cases, settings, worker_command(), arguments.argv)
+
+    def settings(cases: Sequence[Any]) -> RunOptions:
+        found = options(arguments, cases, out)
+        return replace(found, passes=arguments.passes or found.passes, resume=arguments.resume)
+
+    if arguments.engine:
+        result = _elsewhere(arguments, settings)
+    else:
+        _refuse_cluster_options(arguments)
+        cases = shared.cases(arguments)
+        result = supervisor.run(cases, settings(cases), worker_command(), arguments.argv)
     page = html.write([result.path], None)  # before anything is printed: a reader such as `head` may be gone
     said = [*result.message.splitlines(), *getattr(arguments, "left_to_others", [])]
     said = [terminal.inert(line, 1000) for line in said]
     print("\n".join(filter(None, [summary(result.path), *said, str(page)])))
     return result.exit_code
+
+
+def _elsewhere(arguments: argparse.Namespace, settings: Callable[[Sequence[Any]], RunOptions]) -> RunResult:
+    """Measure on the nodes of a cluster."""
+    from spikemark.harness.engines import ray_engine
+    from spikemark.suites import selection
+
+    selection.check_names(arguments.devices)
+    shared.load_plugins(arguments.plugins)  # one that is missing is said before a cluster is looked for
+    return ray_engine.run(
+        arguments.address,
+        arguments.kinds,
+        arguments.every_gpu,
+        arguments.devices,
+        lambda devices: shared.cases(arguments, devices),
+        settings,
+        worker_command(),
+        _without_address(arguments.argv),
+    )
+
+
+def _without_address(argv: Sequence[str]) -> list[str]:
+    """The command line without where the cluster is: results name no machine."""
+    kept, words = list[str](), iter(argv)
+    for word in words:
+        if word == "--address":
+            next(words, None)
+        elif not word.startswith("--address="):
+            kept.append(word)
+    return kept
+
+
+def _refuse_cluster_options(arguments: argparse.Namespace) -> None:
+    given = {"--address": arguments.address, "--kind": arguments.kinds, "--every-gpu": arguments.every_gpu}
+    for option, value in given.items():
+        if value:
+            raise UsageError(f"{option} is about a cluster: it needs --engine ray")
 
 
 def _resumed(arguments: argparse.Namespace) -> argparse.Namespace:
@@ -57,6 +101,7 @@ def _resumed(arguments: argparse.Namespace) -> argparse.Namespace:
     if again.command != "run":
         raise UsageError(f"{arguments.out} was not made by `spikemark run`: it cannot be resumed")
     again.out, again.resume, again.time_limit = arguments.out, True, arguments.time_limit
+    again.address = arguments.address
     again.argv, again.parse = stored, arguments.parse
     again.left_to_others = [] if getattr(again, "engine", None) else _leave_absent(again)
     return again

@@ -145,7 +145,7 @@ def _of_run(report: Report, index: int, part: Part) -> list[tuple[str, str]]:
             out.append(("care", "has no end: still going, or killed; continue it with --resume."))
     lost = part.get("lost")
     for key, why in lost.items() if isinstance(lost, dict) else ():
-        out.append(("bad", f"{words.short(key, 60)} was given up: {words.short(str(why), 200)}."))
+        out.append(("bad", f"device {words.short(key, 60)} was given up: {words.short(str(why), 200)}."))
     if part["damaged"]:
         out.append(("care", f"{words.count(part['damaged'], 'journal line')} could not be read."))
     selftest = part["selftest"] or whole["selftest"]

@@ -42,21 +42,23 @@ def build(
     recordings: Sequence[str | tuple[str, int | None]] = (),
     workload_files: Sequence[str] = (),
     seed: int = 0,
+    elsewhere: bool = False,
     **selection: Iterable[Any],
 ) -> list[Case]:
     """The cases of ``preset`` within ``selection`` (fields of ``Selection``), each once.
 
     Named workloads may be any there are, not only the preset's; without a batch they run at the preset's. Layers of
     ``recordings`` (paths, or pairs of path and time axis) run besides, at their own batch and firing rate, unless
-    ``workloads`` names some of them. ``UsageError`` for a name or value that does not exist, ``NothingMeasured`` for
-    a good selection that leaves no case.
+    ``workloads`` names some of them. ``elsewhere``: the devices are another machine's, which knows whether it has
+    them. ``UsageError`` for a name or value that does not exist, ``NothingMeasured`` for a good selection that leaves
+    no case.
     """
     chosen = Selection(**{field: tuple(values) for field, values in selection.items()})
     plan = PRESETS[_one("preset", preset, PRESETS)]
     pairs = [(entry, None) if isinstance(entry, str) else entry for entry in recordings]
     catalog, own = workloads.catalog(workload_files, pairs)
     _check(chosen, catalog)
-    devices = resolve_devices(chosen.devices)
+    devices = list(chosen.devices) if elsewhere else resolve_devices(chosen.devices)
     cases = _cases(chosen, plan, catalog, own, devices, seed)
     if not cases:
         raise NothingMeasured(_what_was_close(chosen, lambda s: _cases(s, plan, catalog, own, devices, seed)))
@@ -202,13 +204,25 @@ def resolve_devices(asked: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _device(name: str) -> str:
+def parse_device(name: str) -> tuple[str, int | None]:
+    """``cpu`` or ``cuda``, and the number after it; ``UsageError`` for anything else, ``all`` included."""
     parts = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,4}))?", name)
     if parts is None:
         near = " (did you mean 'cuda'?)" if "gpu" in name.lower() else registry.closest(name, ["cpu", "cuda", "all"])
         raise UsageError(f"unknown device {name!r}{near}; known: cpu, cpu:N (N threads), cuda, cuda:I, all")
-    number = None if parts[2] is None else int(parts[2])
-    if parts[1] == "cpu":
+    return parts[1], None if parts[2] is None else int(parts[2])
+
+
+def check_names(devices: Sequence[str]) -> None:
+    """``UsageError`` for a name that no machine's device can have."""
+    for name in devices:
+        if name != "all" and parse_device(name) == ("cpu", 0):
+            raise UsageError(f"device {name!r}: at least one thread is needed")
+
+
+def _device(name: str) -> str:
+    kind, number = parse_device(name)
+    if kind == "cpu":
         cores = os.cpu_count() or 1
         if number is not None and not 1 <= number <= cores:
             raise UsageError(f"device {name!r}: threads must be from 1 to {cores}, the cores of this machine")

@@ -46,6 +46,8 @@ TORCH_FREE = (
     "harness.merging",
     "harness.environment",
     "harness.supervisor",
+    "harness.engines.node",
+    "harness.engines.ray_engine",
     "harness.trace.driver",
     "harness.trace.chrome",
     "suites.workloads",
@@ -139,6 +141,12 @@ def test_planning_supervising_and_reporting_import_no_torch() -> None:
     names = [f"spikemark.{name}" for name in TORCH_FREE]
     names += [module_name(path) for room in ("reports", "commands", "runner") for path in sources(room)]
     assert loaded_after(names, ("torch",)) == ""
+
+
+def test_ray_is_imported_by_one_module_and_only_when_it_is_asked_for() -> None:
+    users = {p for room in ROOMS for p in sources(room) if any(m.split(".")[0] == "ray" for m, _ in imported(p))}
+    assert users == {ROOT / "harness" / "engines" / "ray_engine.py"}
+    assert loaded_after(["spikemark.harness.engines.ray_engine"], ("ray",)) == ""
 
 
 def test_the_command_line_starts_with_nothing_heavy() -> None:
