@@ -85,7 +85,9 @@ def open_folder(cases: Sequence[Case], options: RunOptions, argv: Sequence[str])
         folder.close()
         what = env.describe_differences(different)
         raise UsageError(f"{options.out} was measured with other options, resume it with the same: {what}")
-    changes = {"interrupted": False, "ended": None, "passes": max(options.passes, before.meta["passes"]), "lost": {}}
+    # Devices of this machine may be back; whether those of other machines are, an engine finds out.
+    lost = {key: why for key, why in (before.meta.get("lost") or {}).items() if "@" in key}
+    changes = {"interrupted": False, "ended": None, "passes": max(options.passes, before.meta["passes"]), "lost": lost}
     folder.update(**changes, resumed=[*before.meta.get("resumed", []), now()])
     return folder, before
 

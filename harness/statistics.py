@@ -49,6 +49,7 @@ from spikemark.harness.records import (
     OUT_OF_MEMORY,
     TIMED_OUT,
     UNAVAILABLE,
+    UNMEASURED,
     UNSUPPORTED,
     Record,
 )
@@ -220,8 +221,11 @@ def merge_passes(run: Run) -> dict[tuple[str, str, str], _Merged]:
     """Records of a run by (case key, environment, variant of an A/B run), in the order first seen."""
     merged: dict[tuple[str, str, str], _Merged] = defaultdict(_Merged)
     environments, lost = run.meta.get("environments", {}), run.meta.get("lost")
+    replaced = run.meta.get("replaced")
     for record in run.records:
         key = record.environment or record.case.device
+        if record.details.get(UNMEASURED) and isinstance(replaced, list) and key in replaced:
+            continue  # another node of the cluster has measured it since
         described = environments.get(key) or environments.get(record.case.device) or {}
         variant = str(record.details.get("variant") or "")
         entry = merged[record.case.key, key, variant]

@@ -23,6 +23,7 @@ from spikemark.harness.remaining import Remaining
 from spikemark.harness.runfolder import Run, RunFolder
 
 MUST_AGREE = ("spikemark", "source", "python", "torch")
+ELSEWHERE = "; measured again elsewhere"
 
 
 class Part:
@@ -46,8 +47,9 @@ class Part:
 class Gathering:
     """The run folder of a run on several nodes. ``before`` is what an earlier part of the run has measured."""
 
-    def __init__(self, folder: RunFolder, before: Run | None, progress: Progress) -> None:
-        self.folder, self.progress = folder, progress
+    def __init__(self, folder: RunFolder, before: Run | None, progress: Progress, every: bool = False) -> None:
+        """``every``: each node has a part of its own, so none is measured in place of another of its kind."""
+        self.folder, self.progress, self.every = folder, progress, every
         self.parts: list[Part] = []
         self.versions: dict[str, dict[str, str]] = {}
         self._records: dict[str, list[Record]] = {}
@@ -64,6 +66,10 @@ class Gathering:
         """A part of the run that ``job``'s node is to measure."""
         part = Part(job, list(cases), options)
         self.parts.append(part)
+        kind = f"@{plain(job.kind)}"
+        missing = [key for key in self.folder.meta["unmeasured"] if kind not in key]  # of its kind: planned anew
+        if missing != self.folder.meta["unmeasured"]:
+            self.folder.update(unmeasured=missing)
         return part
 
     @property
@@ -148,8 +154,29 @@ class Gathering:
         self.parts.remove(part)
         new = self.expect(job, part.cases.values(), part.options)
         self._adopt(new, dict(part.names))  # until it says otherwise
-        self._mark_lost(dict.fromkeys(part.names.values(), f"{why}; measured again elsewhere"))
+        self._mark_lost(dict.fromkeys(part.names.values(), why + ELSEWHERE))
         return new
+
+    def end(self, part: Part, why: str) -> None:
+        """Its node has come to an end. What it has left undone says ``why``.
+
+        What it has done stands for others of its kind that were lost before: their rows without times count no more.
+        """
+        if part.remaining.count():
+            self.give_up(part, why or "its run has ended without these rows")
+            return
+        if self.every:
+            return
+        lost, replaced = dict(self.folder.meta.get("lost") or {}), list(self.folder.meta.get("replaced") or [])
+        for device, own in part.names.items():
+            generic = device_name(device, part.job.kind)
+            for name in [n for n in lost if n != own and (n == generic or n.startswith(f"{generic}-"))]:
+                replaced.append(name)
+                why = lost.pop(name).removesuffix(ELSEWHERE)
+                if name in self._records:
+                    lost[name] = why + ELSEWHERE
+        if replaced != (self.folder.meta.get("replaced") or []):
+            self.folder.update(lost=lost, replaced=list(dict.fromkeys(replaced)))
 
     def give_up(self, part: Part, why: str) -> None:
         """What the part has not measured gets rows with the reason; a run that continues this one measures them."""

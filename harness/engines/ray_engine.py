@@ -93,7 +93,7 @@ def run(
         inputs = parcel.inputs(cases, options.plugins)
         folder, before = runs.open_folder(cases, options, argv)
         with progress or make_progress() as shown:
-            gathering = Gathering(folder, before, shown)
+            gathering = Gathering(folder, before, shown, every)
             for job in found:
                 gathering.expect(job, [case for case in cases if case.device in job.devices], options)
             shown.begin(gathering.left)
@@ -223,7 +223,7 @@ class _Engine:
         if news["ended"] is None:
             self._ask(one)
         else:
-            self._end(one, str(news["ended"]["message"]) if news["ended"]["code"] == 2 else "")
+            self._end(one, str(news["ended"]["message"]))
 
     def _ask(self, one: _Running) -> None:
         one.call, one.asked = one.actor.poll.remote(one.position), time.monotonic()
@@ -265,8 +265,8 @@ class _Engine:
         """The part is done, or has failed in a way that another node would share."""
         self._running.remove(one)
         self._closing.append(one.actor.close.remote())
-        if failure and not self.interrupts.count:
-            self.gathering.give_up(one.part, failure)
+        if not self.interrupts.count:
+            self.gathering.end(one.part, failure)
 
     def _stop(self) -> None:
         """Have every node finish its case and stop."""

@@ -177,6 +177,7 @@ class Bench:
         node.close()
         assert not node.folder.exists()
         assert ended is not None
+        self.gathering.end(part, ended["message"])
         return ended
 
     def finish(self) -> Run:
@@ -244,6 +245,7 @@ def test_a_device_goes_on_where_it_was_and_no_other_does(tmp_path: Path) -> None
     again.measure(FAST, "fast")
     again.measure(SLOW, "fast")
     run = again.finish()
+    assert "lost" not in {k for k, v in run.meta.items() if v}
     assert (tmp_path / "r" / "cases.jsonl").read_text().startswith(before)
     own = [(r.case.implementation, r.pass_index) for r in run.records if FAST.short in r.case.device]
     assert sorted(own) == [("exits", 0), ("fine", 0), ("fine", 1), ("ok", 0), ("ok", 1)], "nothing twice"
@@ -304,10 +306,34 @@ def test_what_two_nodes_could_not_measure_says_why(tmp_path: Path) -> None:
 
 
 def test_a_kind_that_never_answers_has_rows_of_its_own(tmp_path: Path) -> None:
+    """Until one of the kind does, when the run is continued."""
     bench = Bench(tmp_path / "r", [case("ok")])
     bench.gathering.give_up(bench.part(FAST, "fast"), "no node is left")
     (row,) = summarise(bench.finish())
     assert (row["device"], row["status"], row["reason"]) == ("cpu@fast", "unavailable", "no node is left")
+    again = Bench(tmp_path / "r", [case("ok")], resume=True)
+    again.measure(FAST, "fast")
+    run = again.finish()
+    assert [(r["device"], r["status"]) for r in summarise(run)] == [(f"cpu@fast-{FAST.short}", "ok")]
+    assert (run.meta["lost"], run.meta["unmeasured"]) == ({}, [])
+
+
+def test_what_was_never_planned_to_its_end_is_planned_anew(tmp_path: Path) -> None:
+    """A run that is interrupted before a node has said its name knows its cases by the kind only."""
+    bench = Bench(tmp_path / "r", [case("ok")])
+    bench.part(FAST, "fast")
+    run = runs.finish(bench.folder, bench.gathering.planned(), True, bench.gathering.times())
+    assert run.meta["unmeasured"] == [replace(case("ok"), device="cpu@fast").key]
+    again = Bench(tmp_path / "r", [case("ok")], resume=True)
+    again.measure(FAST, "fast")
+    assert again.finish().meta["unmeasured"] == []
+
+
+def test_rows_that_a_node_left_undone_say_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "r", [case("ok"), case("fine")])
+    bench.gathering.end(bench.part(FAST, "fast"), "")
+    rows = summarise(bench.finish())
+    assert [(r["status"], r["reason"]) for r in rows] == [("unavailable", "its run has ended without these rows")] * 2
 
 
 @pytest.fixture

@@ -180,6 +180,8 @@ def test_one_node_of_three_is_killed_in_the_middle(folder: Path, nodes: Nodes) -
                            cwd=folder, capture_output=True, text=True, check=False, timeout=200)  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
     run = RunFolder.load(folder / "out")
+    assert {r["status"] for r in summarise(run)} == {"ok"}
+    assert all(why == f"{reason}; measured again elsewhere" for why in run.meta["lost"].values())
     complete = {r["device"] for r in summarise(run) if r["passes"] == 2}
     assert {name.partition("-")[0] for name in complete} == {"cpu@red", "cpu@green", "cpu@blue"}
     assert sum(r.case.device.startswith("cpu@red") for r in run.records) == 4, "nothing is measured twice"
