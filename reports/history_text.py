@@ -171,7 +171,8 @@ def remarks(history: History) -> list[str]:
         mark = f"[{number + 1}] {words.clean(place.title)}" if len(history.places) > 1 else words.clean(place.title)
         text = f"{mark}."
         if place.resemblance > 0.3:
-            text += f" Neighbouring runs resemble each other ({place.resemblance:.2f}): it drifts, so small steps hide."
+            text += f" Neighbouring runs resemble each other ({place.resemblance:.2f}): it drifts, so small steps hide"
+            text += ", and a mark may be of the drift." if place.resemblance > 0.55 else "."
         for name, gauge in place.gauges.items():
             moved = [f"{date(history.runs[s.run].started)} {change(s.ratio)}" for s in gauge.steps]
             if moved:
