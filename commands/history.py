@@ -51,7 +51,7 @@ def compare(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     """Write the page (or print CSV) and print where it is."""
     from spikemark.reports import compare as comparing
-    from spikemark.reports import history_page, history_text, html
+    from spikemark.reports import history_page, history_text, html, saving
 
     _refuse(arguments, "runs figures devices")
     if arguments.format not in ("html", "csv"):
@@ -63,7 +63,7 @@ def report(arguments: argparse.Namespace) -> int:
             if arguments.output is None:
                 sys.stdout.write(text)
                 return 0
-            html.save(Path(arguments.output), text)
+            saving.save(Path(arguments.output), text)
             print(arguments.output)
         else:
             print(history_page.write(history, arguments.output))

@@ -11,7 +11,7 @@ from spikemark.commands import terminal
 def run(arguments: argparse.Namespace) -> int:
     """Write the joined run folder and its report; prints what was joined and, last, the path of report.html."""
     from spikemark.harness.merging import merge
-    from spikemark.reports import html, words
+    from spikemark.reports import html, saving, words
     from spikemark.reports.rows import read
 
     joined = merge(arguments.runs, Path(arguments.out))
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     with html.keeping():
         report = read([made.path])
         page = made.path / "report.html"
-        html.save(page, html.page(report))
+        saving.save(page, html.page(report))
     several = words.count(len(report.titles), "environment")
     lines = [
         f"{words.count(len(arguments.runs), 'run folder')}, {words.count(len(report.rows), 'row')} in {several}: "

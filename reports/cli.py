@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from spikemark.harness.errors import UsageError
-from spikemark.reports import export, html, tables
+from spikemark.reports import export, html, saving, tables
 from spikemark.reports.rows import Report, read
 
 FORMATS = ("html", "markdown", "csv", "parquet", "latex")
@@ -47,7 +47,7 @@ def _write(
     first = loaded.folder
     if form == "html":
         path = Path(output or first / "report.html")
-        html.save(path, html.page(loaded, pair, path.parent))
+        saving.save(path, html.page(loaded, pair, path.parent))
         written.append(path)
     elif form == "parquet":
         path = Path(output or first / "results.parquet")
@@ -58,7 +58,7 @@ def _write(
         if output is None:
             stream.write(text)
         else:
-            html.save(Path(output), text)
+            saving.save(Path(output), text)
             written.append(Path(output))
     if figures is not None:
         written += export.figures(loaded, Path(figures), pair)

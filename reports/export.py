@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import tempfile
 from pathlib import Path
 
 from spikemark.harness.errors import UsageError
 from spikemark.harness.runfolder import StorageError
-from spikemark.reports import answers
+from spikemark.reports import answers, saving
 from spikemark.reports.rows import Report, frame
 
 
@@ -25,12 +26,12 @@ def csv(report: Report) -> str:
 def parquet(report: Report, path: Path) -> None:
     """All rows as a Parquet file. Raises ``UsageError`` without pyarrow, ``StorageError`` if it cannot be written."""
     table = frame(report)
+    content = io.BytesIO()  # not the path itself: pyarrow leaves half a file behind, and cannot write to a pipe
     try:
-        table.to_parquet(path, engine="pyarrow", index=False)
+        table.to_parquet(content, engine="pyarrow", index=False)
     except ImportError:
         raise UsageError("--format parquet needs pyarrow: install spikemark[parquet]") from None
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
+    saving.save(path, content.getvalue())
 
 
 def figures(report: Report, folder: Path, devices: tuple[str, str] | None = None) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 from spikemark.reports import history_text as texts
-from spikemark.reports import html, words
+from spikemark.reports import html, saving, words
 from spikemark.reports.history import History, Series
 
 CSS = (
@@ -23,7 +23,7 @@ MOST_STEPS = 500
 def write(history: History, out: str | Path | None = None) -> Path:
     """Write the page; ``out`` defaults to ``history.html`` in the folder of the runs. Raises ``StorageError``."""
     path = history.folder / "history.html" if out is None else Path(out)
-    html.save(path, page(history))
+    saving.save(path, page(history))
     return path
 
 

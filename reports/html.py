@@ -15,9 +15,8 @@ from urllib.parse import quote, urlencode
 import jinja2
 from markupsafe import Markup
 from spikemark.harness.records import OK
-from spikemark.harness.runfolder import StorageError
 from spikemark.harness.statistics import RUN_MARGIN
-from spikemark.reports import answers, environments, table_data, traces, words
+from spikemark.reports import answers, environments, saving, table_data, traces, words
 from spikemark.reports.answers import Answer, Section
 from spikemark.reports.rows import Report, Row, read
 from spikemark.reports.warnings import warnings
@@ -43,7 +42,7 @@ def write(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
     with keeping():
         report = read(list(runs))
         path = report.folder / "report.html" if out is None else Path(out)
-        save(path, page(report, folder=path.parent))
+        saving.save(path, page(report, folder=path.parent))
     return path
 
 
@@ -57,18 +56,6 @@ def keeping() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def save(path: Path, text: str) -> None:
-    """Write a text file whole or not at all. Raises ``StorageError``."""
-    temporary = path.with_name(path.name + ".part")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only file system that fails too
-            temporary.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def page(report: Report, devices: tuple[str, str] | None = None, folder: Path | None = None) -> str:
