@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,5 +75,13 @@ def _table(records: list[Record]) -> str:
              record.reason]
         )  # fmt: skip
     header = ["Operator", "Phase", "Workload", "On", "Implementation", "Status", "Max error", "Compared", "Reason"]
-    count = sum(record.status == OK for record in records)
-    return f"{terminal.table(header, rows, right=[6, 7])}\n{count} of {len(records)} cases are right"
+    return f"{terminal.table(header, rows, right=[6, 7])}\n{_verdict([record.status for record in records])}"
+
+
+def _verdict(statuses: list[str]) -> str:
+    """How many are right of those that were compared; what could not be compared is no wrong result."""
+    compared = sum(status in (OK, INCORRECT) for status in statuses)
+    others = Counter(status for status in statuses if status not in (OK, INCORRECT))
+    missing = ", ".join(f"{count} {status}" for status, count in others.items())
+    text = f"{statuses.count(OK)} of {compared} {'case is' if compared == 1 else 'cases are'} right"
+    return f"{text}; not compared: {missing}" if missing else text

@@ -263,3 +263,15 @@ def test_a_full_disk_under_standard_output_is_one_line() -> None:
             [*COMMAND, "list", "operators"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
+
+
+def test_verify_counts_only_what_was_compared() -> None:
+    """Without a compiler "2 of 4 are right" read as two wrong results."""
+    from spikemark.commands import verify
+
+    assert (
+        verify._verdict(["ok", "unavailable", "ok", "unavailable"])
+        == "2 of 2 cases are right; not compared: 2 unavailable"
+    )
+    assert verify._verdict(["ok", "incorrect", "error"]) == "1 of 2 cases are right; not compared: 1 error"
+    assert verify._verdict(["ok"]) == "1 of 1 case is right"
