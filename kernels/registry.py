@@ -109,8 +109,8 @@ class Implementation:
 
     @classmethod
     def summary(cls) -> str:
-        """First line of the class docstring."""
-        return (cls.__doc__ or "").strip().split("\n")[0]
+        """First line of the class docstring, without the marks of its mark-up: people read it in a terminal."""
+        return (cls.__doc__ or "").strip().split("\n")[0].replace("``", "")
 
 
 _classes: dict[str, dict[str, type[Any]]] = {name: {} for name in OPERATORS}

@@ -109,3 +109,9 @@ def test_a_closed_pipe_is_no_error() -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(timeout=60) == 0
+
+
+def test_no_mark_up_in_what_people_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["list", "implementations"]) == 0
+    out = capsys.readouterr().out
+    assert "``" not in out and "torch.ops.aten.convolution_backward with one half of its mask" in out
