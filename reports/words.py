@@ -54,9 +54,17 @@ def _fixed(value: float, places: int) -> str:
     return f"{round(value, places):,.{max(places, 0)}f}"
 
 
-def _bound(value: float, places: int) -> str:
-    """An end of an interval with the value's decimals, more if it would show no digit but zeros."""
-    return _fixed(value, max(places, -math.floor(math.log10(abs(value)))) if value else max(places, 0))
+def _bound(end: float, value: float, places: int) -> str:
+    """An end of the interval of ``value`` with its decimals, more if it would show no digit but zeros.
+
+    An end ten times above the value has two significant digits at most: 14,000 beside 700, not 13,700.
+    """
+    if not end:
+        return _fixed(end, max(places, 0))
+    lead = math.floor(math.log10(abs(end)))
+    if abs(end) >= 10 * abs(value):
+        places = min(places, 1 - lead)
+    return _fixed(end, max(places, -lead))
 
 
 def _half(low: Any, high: Any) -> float | None:
@@ -68,16 +76,25 @@ def _unit(value: float, units: tuple[tuple[float, float, str], ...]) -> tuple[fl
     return next((factor, name) for limit, factor, name in units if abs(value) < limit)
 
 
+def _placed(value: float, half: float | None, factor: float) -> tuple[float, int]:
+    """``value`` in a unit, and its decimals there."""
+    return value * factor, decimals(value * factor, None if half is None else half * factor)
+
+
 @functools.lru_cache(maxsize=1 << 16)  # a time is written in the table, in its details and in answers and pictures
 def _scaled(value: float, low: Any, high: Any, units: tuple[tuple[float, float, str], ...]) -> tuple[str, str]:
     """``value`` and its interval in one unit: "1.234 ms" and "1.21–1.25 ms" (empty without an interval)."""
-    factor, name = _unit(value, units)
     half = _half(low, high)
-    places = decimals(value * factor, None if half is None else half * factor)
-    text = f"{_fixed(value * factor, places)} {name}"
+    factor, name = _unit(value, units)
+    scaled, places = _placed(value, half, factor)
+    if abs(round(scaled, places)) >= 1000 and name != units[-1][2]:  # 999.6 µs known to 10 µs is 1 ms, not 1,000 µs
+        value = round(scaled, places) / factor
+        factor, name = next((f, n) for _, f, n in units if f < factor)
+        scaled, places = _placed(value, half, factor)
+    text = f"{_fixed(scaled, places)} {name}"
     if half is None:
         return text, ""
-    return text, f"{_bound(low * factor, places)}–{_bound(high * factor, places)} {name}"
+    return text, f"{_bound(low * factor, scaled, places)}–{_bound(high * factor, scaled, places)} {name}"
 
 
 def seconds(value: Any, low: Any = None, high: Any = None) -> str:
@@ -124,7 +141,7 @@ def factor_interval(value: Any, low: Any, high: Any) -> str:
     if _not_finite(value) or half is None:
         return ""
     places = decimals(value, half)
-    return f"{_bound(low, places)}–{_bound(high, places)}"
+    return f"{_bound(low, value, places)}–{_bound(high, value, places)}"
 
 
 def percent(value: Any, low: Any = None, high: Any = None) -> str:

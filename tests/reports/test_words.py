@@ -21,6 +21,10 @@ from spikemark.reports import words
         (12.4e-9, 12.2e-9, 12.7e-9, "12.4 ns", "12.2–12.7 ns"),
         (75.0, 74.0, 76.0, "75.0 s", "74.0–76.0 s"),
         (30e-3, 2e-3, 500e-3, "30 ms", "2–500 ms"),
+        (700e-6, 40e-6, 13_700e-6, "700 µs", "40–14,000 µs"),
+        (1000.4e-6, 200e-6, 8e-3, "1 ms", "0.2–8 ms"),
+        (999.6e-6, 900e-6, 1_100e-6, "1.00 ms", "0.90–1.10 ms"),
+        (0.99996, None, None, "1.00 s", ""),
         (0.5, 0.5, 0.5, "500.0 ms", "500.0–500.0 ms"),
     ],
 )
@@ -56,6 +60,14 @@ def test_what_is_written_lies_within_a_half_width_of_the_value(value: float, bel
     assert shown > 0
 
 
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [(6.0, 0.2, 202.0, "0.2–200"), (30.0, 6.0, 160.0, "6–160"), (4.2, 3.1, 5.6, "3.1–5.6")],
+)
+def test_the_far_end_of_a_wide_interval_has_two_digits(value: float, low: float, high: float, text: str) -> None:
+    assert words.factor_interval(value, low, high) == text
+
+
 @pytest.mark.parametrize(("value", "text"), [(None, "–"), (math.nan, "not a number"), (math.inf, "infinite")])
 def test_what_is_no_number_is_said_in_words(value: float | None, text: str) -> None:
     for write in (words.seconds, words.size, words.factor, words.percent, words.plain, words.bandwidth):
@@ -64,7 +76,15 @@ def test_what_is_no_number_is_said_in_words(value: float | None, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (999, "999 B"), (314_572_800, "315 MB"), (1_000, "1.00 kB"), (2.5e12, "2.50 TB")]
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (314_572_800, "315 MB"),
+        (1_000, "1.00 kB"),
+        (999_999, "1.00 MB"),
+        (2.5e12, "2.50 TB"),
+    ],
 )
 def test_sizes_are_decimal_with_three_digits(value: float, text: str) -> None:
     assert words.size(value) == text
