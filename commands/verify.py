@@ -83,5 +83,7 @@ def _verdict(statuses: list[str]) -> str:
     compared = sum(status in (OK, INCORRECT) for status in statuses)
     others = Counter(status for status in statuses if status not in (OK, INCORRECT))
     missing = ", ".join(f"{count} {status}" for status, count in others.items())
+    if not compared:
+        return f"nothing was compared: {missing}"
     text = f"{statuses.count(OK)} of {compared} {'case is' if compared == 1 else 'cases are'} right"
     return f"{text}; not compared: {missing}" if missing else text

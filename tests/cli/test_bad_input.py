@@ -274,4 +274,5 @@ def test_verify_counts_only_what_was_compared() -> None:
         == "2 of 2 cases are right; not compared: 2 unavailable"
     )
     assert verify._verdict(["ok", "incorrect", "error"]) == "1 of 2 cases are right; not compared: 1 error"
+    assert verify._verdict(["crashed", "unavailable"]) == "nothing was compared: 1 crashed, 1 unavailable"
     assert verify._verdict(["ok"]) == "1 of 1 case is right"
