@@ -41,6 +41,12 @@ def check_like(grad_out: Tensor, name: str, tensor: Tensor) -> None:
         )
 
 
+def check_state_dtype(grad_out: Tensor, slopes: Tensor) -> None:
+    """``TypeError`` unless a compact state's slopes have ``grad_out``'s dtype, on which their order depends."""
+    if slopes.dtype != grad_out.dtype:
+        raise TypeError(f"state was made for {slopes.dtype}, grad_out is {grad_out.dtype}")
+
+
 def new_like(tensor: Tensor, count: int) -> list[Tensor]:
     """``count`` new contiguous tensors of ``tensor``'s shape, dtype and device, whatever is in their memory."""
     return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for _ in range(count)]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from spikemark.kernels.cuda import launch
 from spikemark.kernels.definition import check_float, state_dtype
+from spikemark.kernels.srm_neuron._arguments import check_current, dense_state
 from spikemark.kernels.state import SrmState
 from spikemark.kernels.types import SrmParams
 from torch import Tensor
@@ -65,7 +66,7 @@ class DenseCupy:
 
     def forward(self, current: Tensor, params: SrmParams) -> SrmState:
         """Spikes and slopes of ``current`` [B, T, *S] on a CUDA device; new contiguous tensors of its dtype."""
-        check_float("current", current)
+        check_current(current)
         device = launch.check_device(self.name, current=current)
         x = current.detach().contiguous()
         spikes, delta_u, delta_ut = (torch.empty(x.shape, dtype=x.dtype, device=device) for _ in range(3))
@@ -76,10 +77,8 @@ class DenseCupy:
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
         """``(grad_w, grad_t)`` for the gradient of the spikes; reads any layout, writes to neither argument."""
         check_float("grad_out", grad_out)
-        assert state.delta_u is not None and state.delta_ut is not None
-        given = {"grad_out": grad_out, "spikes": state.spikes, "delta_u": state.delta_u, "delta_ut": state.delta_ut}
-        device = launch.check_device(self.name, **given)
-        inputs = [t.detach().to(grad_out.dtype).contiguous() for t in given.values()]
+        device = launch.check_device(self.name, grad_out=grad_out)
+        inputs = [t.contiguous() for t in (grad_out.detach(), *dense_state(grad_out, state))]
         grad_w, grad_t = (torch.empty(grad_out.shape, dtype=grad_out.dtype, device=device) for _ in range(2))
         if grad_out.numel():
             self._run("backward", params, [*inputs, grad_w, grad_t])

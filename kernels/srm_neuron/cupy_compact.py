@@ -7,6 +7,7 @@ import torch
 from spikemark.kernels.cuda import launch
 from spikemark.kernels.definition import check_float
 from spikemark.kernels.registry import implementation
+from spikemark.kernels.srm_neuron._arguments import check_current, check_state_dtype, dense_state
 from spikemark.kernels.srm_neuron._cupy import SOURCE, constants, dtype_name, neurons_per_sample, sizes
 from spikemark.kernels.state import SrmState
 from spikemark.kernels.types import Problem, SrmParams
@@ -47,7 +48,7 @@ class CupyCompact:
 
     def forward(self, current: Tensor, params: SrmParams) -> SrmState:
         """Spikes of ``current`` [B, T, *S] on a CUDA device, and the compact state in ``saved``."""
-        check_float("current", current)
+        check_current(current)
         launch.check_device(self.name, current=current)  # type: ignore[attr-defined]
         x = aligned(current)
         spikes = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -55,8 +56,7 @@ class CupyCompact:
 
     def pack(self, state: SrmState) -> SrmState:
         """The compact form of a dense state."""
-        assert state.delta_u is not None and state.delta_ut is not None
-        dense = [aligned(t) for t in (state.spikes, state.delta_u, state.delta_ut)]
+        dense = [aligned(t) for t in dense_state(state.spikes, state)]
         return SrmState(state.spikes, saved=self._compact("pack", dense, SrmParams()))
 
     def _compact(self, kind: str, tensors: list[Tensor], params: SrmParams) -> dict[str, Tensor]:
@@ -92,10 +92,14 @@ class CupyCompact:
         return {"bits": bits, "slopes": slopes, "offsets": offsets}
 
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
-        """``(grad_w, grad_t)`` from the compact state of ``forward`` or ``pack``."""
+        """``(grad_w, grad_t)`` from the compact state of ``forward`` or ``pack``.
+
+        Raises ``ValueError`` for a dense state, or one that was made for another shape, ``TypeError`` for another
+        dtype: the order of the slopes depends on both.
+        """
         check_float("grad_out", grad_out)
-        bits, slopes, offsets = (state.saved[n] for n in ("bits", "slopes", "offsets"))
-        launch.check_device(self.name, grad_out=grad_out, bits=bits, slopes=slopes)  # type: ignore[attr-defined]
+        launch.check_device(self.name, grad_out=grad_out)  # type: ignore[attr-defined]
+        bits, slopes, offsets = self._saved(grad_out, state)
         grad = aligned(grad_out)
         grad_w, grad_t = (torch.empty(grad.shape, dtype=grad.dtype, device=grad.device) for _ in range(2))
         if not grad.numel():
@@ -103,10 +107,29 @@ class CupyCompact:
         width = row_width(grad)
         packs = grad.shape[0] * neurons_per_sample(grad) // width
         self.ran = self._kernel(width, grad.dtype, "backward")
-        arguments: list[launch.Argument] = [grad, bits, slopes.to(grad.dtype), offsets, grad_w, grad_t]
+        arguments: list[launch.Argument] = [grad, bits, slopes, offsets, grad_w, grad_t]
         arguments += [*sizes(packs, grad), *constants(grad.dtype, params)]
         launch.launch(SOURCE, self.ran, launch.blocks_for(packs), arguments, grad.device)
         return grad_w, grad_t
+
+    def _saved(self, grad_out: Tensor, state: SrmState) -> list[Tensor]:
+        """``bits, slopes, offsets`` of a state that fits ``grad_out``: the kernel would read beyond any other's end."""
+        if set(state.saved) != {"bits", "slopes", "offsets"}:
+            raise ValueError("state is not cupy_compact's: pack a dense one first")
+        found = {name: state.saved[name].detach() for name in ("bits", "slopes", "offsets")}
+        launch.check_device(self.name, grad_out=grad_out, **found)  # type: ignore[attr-defined]
+        check_state_dtype(grad_out, found["slopes"])
+        batch, steps = grad_out.shape[:2]
+        neurons = neurons_per_sample(grad_out)
+        warps = launch.blocks_for(batch * neurons // row_width(grad_out), 32) if grad_out.numel() else 0
+        wanted = {"bits": (batch, (steps + 7) // 8, neurons), "offsets": (warps + 1,)}
+        for name, shape in wanted.items():
+            if tuple(found[name].shape) != shape:
+                raise ValueError(
+                    f"state was made for {name} of shape {list(found[name].shape)}, "
+                    f"grad_out {list(grad_out.shape)} needs {list(shape)}"
+                )
+        return [tensor.contiguous() for tensor in found.values()]
 
     @staticmethod
     def _kernel(width: int, dtype: torch.dtype, kind: str) -> str:

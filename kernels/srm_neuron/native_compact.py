@@ -9,7 +9,7 @@ from spikemark.kernels._strided import DTYPE_CODES, check_cpu
 from spikemark.kernels.definition import DTYPES, check_float
 from spikemark.kernels.registry import implementation
 from spikemark.kernels.srm_neuron import _native
-from spikemark.kernels.srm_neuron._arguments import check_current, dense_state, new_like
+from spikemark.kernels.srm_neuron._arguments import check_current, check_state_dtype, dense_state, new_like
 from spikemark.kernels.state import SrmState
 from spikemark.kernels.types import Problem, SrmParams
 from torch import Tensor
@@ -82,14 +82,16 @@ class NativeCompact:
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
         """``(grad_w, grad_t)`` [B, T, *S] from the compact state of ``forward`` or ``pack``.
 
-        Raises ``ValueError`` for a dense state, or one that was made for another shape.
+        Raises ``ValueError`` for a dense state, or one that was made for another shape, ``TypeError`` for another
+        dtype: it decides the tiles, and with them the order of the slopes.
         """
         check_float("grad_out", grad_out)
         check_cpu("grad_out", grad_out)
         if set(state.saved) != {"bits", "tiles", "slopes"}:
             raise ValueError("state is not native_compact's: pack a dense one first")
         bits, tiles = state.saved["bits"], state.saved["tiles"]
-        slopes = state.saved["slopes"].to(grad_out.dtype).contiguous()
+        slopes = state.saved["slopes"].contiguous()
+        check_state_dtype(grad_out, slopes)
         grad_w, grad_t = new_like(grad_out, 2)
         batch, steps, neurons, threads = _native.sizes(grad_out)
         if tuple(bits.shape) != (batch, steps, (neurons + 7) // 8):

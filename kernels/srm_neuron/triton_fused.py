@@ -10,6 +10,7 @@ import torch
 from spikemark.kernels.cuda import launch
 from spikemark.kernels.definition import check_float, state_dtype
 from spikemark.kernels.registry import implementation
+from spikemark.kernels.srm_neuron._arguments import check_current, dense_state
 from spikemark.kernels.srm_neuron.cupy_raw import dense_bytes
 from spikemark.kernels.state import SrmState
 from spikemark.kernels.types import Problem, SrmParams
@@ -32,7 +33,7 @@ class TritonFused:
 
     def forward(self, current: Tensor, params: SrmParams) -> SrmState:
         """Spikes and slopes of ``current`` [B, T, *S]; new contiguous tensors of its dtype."""
-        check_float("current", current)
+        check_current(current)
         self._check(current=current)
         x = current.detach().contiguous()
         spikes, delta_u, delta_ut = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(3))
@@ -44,10 +45,8 @@ class TritonFused:
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
         """``(grad_w, grad_t)`` for the gradient of the spikes; reads any layout, writes to neither argument."""
         check_float("grad_out", grad_out)
-        assert state.delta_u is not None and state.delta_ut is not None
-        given = {"grad_out": grad_out, "spikes": state.spikes, "delta_u": state.delta_u, "delta_ut": state.delta_ut}
-        self._check(**given)
-        inputs = [t.detach().contiguous() for t in given.values()]
+        self._check(grad_out=grad_out)
+        inputs = [t.contiguous() for t in (grad_out.detach(), *dense_state(grad_out, state))]
         grad_w, grad_t = (torch.empty(grad_out.shape, dtype=grad_out.dtype, device=grad_out.device) for _ in range(2))
         if grad_out.numel():
             constants = {"E_M": params.e_m, "E_S": params.e_s, "E_G": params.e_g, "GAIN": params.gain}
