@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
-from spikemark.harness import allocator, records, turns
+from spikemark.harness import allocator, precision, records, turns
 from spikemark.harness.errors import NothingMeasured, UsageError
 from spikemark.harness.process import log_position
 from spikemark.harness.records import Case, Record
@@ -76,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch  # noqa: F401 - apart, so that its time is known: it is not the harness's
 
     imported_s = time.perf_counter() - started
+    precision.full_float32()
     try:
         config.stash[SUITE] = _suite(config)
         config.stash[SUITE].torch_import_s = imported_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +11,13 @@ import gpu_cases
 import pytest
 import stand_ins
 import torch
+from spikemark.harness import precision
 from spikemark.kernels import registry
 from spikemark.kernels.cuda import launch
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Skip without a GPU. Other tests of this process may have put stand-ins for one in place: take them out."""
     missing = registry.gpu_missing()
     if missing:
@@ -26,6 +27,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if not isinstance(sys.modules.get("cudnn"), ModuleType | None):
         monkeypatch.delitem(sys.modules, "cudnn")
     torch.cuda.synchronize()
+    # As a measuring process does; what the session had is put back.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+    before = torch.get_float32_matmul_precision()
+    precision.full_float32()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ def test_a_worker_tells_what_it_does(worked: Worked) -> None:
     assert kinds[:2] == ["ready", "calibration"]
     assert kinds[-1] == "end"
     assert events[0]["environment"]["device"] == "cpu"
+    assert events[0]["environment"]["switches"]["tf32"] == {"matmul": False, "cudnn": False}  # torch's default has one
     assert events[1]["copy_bytes_per_s"] > 0
     assert [(e["index"], e["key"]) for e in events if e["event"] == "start"] == [
         (i, c.key) for i, c in enumerate(cases)
