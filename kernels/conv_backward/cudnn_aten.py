@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
 
 import torch
+from spikemark.kernels.conv_backward._cudnn_switches import chosen_library, switched
 from spikemark.kernels.conv_backward.aten import Aten
+from spikemark.kernels.cuda import launch
 from spikemark.kernels.registry import implementation
 from spikemark.kernels.types import ConvGeometry
 from torch import Tensor
@@ -31,23 +33,30 @@ class CudnnAten(Aten):
         """Whether torch has cuDNN."""
         return cudnn_missing()
 
-    def _flags(self) -> Any:
+    def _switched(self) -> contextlib.AbstractContextManager[None]:
+        return switched(self.benchmark, self.deterministic, self.allow_tf32)
+
+    def _name(self, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> None:
+        """Torch has kernels of its own for some convolutions (depthwise ones in float32): the row must say so."""
+        library = chosen_library(input, weight_shape, geometry)
+        own = f"torch's {library}, not cudnn"
         self.ran = (
-            f"cudnn {torch.backends.cudnn.version()} benchmark={self.benchmark} "
+            f"{f'cudnn {torch.backends.cudnn.version()}' if library == 'Cudnn' else own} benchmark={self.benchmark} "
             f"deterministic={self.deterministic} tf32={self.allow_tf32}"
-        )
-        return torch.backends.cudnn.flags(
-            enabled=True, benchmark=self.benchmark, deterministic=self.deterministic, allow_tf32=self.allow_tf32
         )
 
     def fold_input(
         self, grad: Tensor, weight: Tensor, input: Tensor, geometry: ConvGeometry, grad_scale: float
     ) -> Tensor:
         """As ``aten``, under this class's flags."""
-        with self._flags():
+        launch.check_device(self.name, grad_t=grad, weight=weight, input=input)
+        with self._switched():
+            self._name(input, weight.shape, geometry)
             return super().fold_input(grad, weight, input, geometry, grad_scale)
 
     def fold_weight(self, grad: Tensor, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> Tensor:
         """As ``aten``, under this class's flags."""
-        with self._flags():
+        launch.check_device(self.name, grad_w=grad, input=input)
+        with self._switched():
+            self._name(input, weight_shape, geometry)
             return super().fold_weight(grad, input, weight_shape, geometry)

@@ -9,6 +9,7 @@ import torch
 from spikemark.kernels.conv_backward._folded import FoldedConvBackward
 from spikemark.kernels.conv_backward._transpose import exchanged, output_padding, weight_from
 from spikemark.kernels.conv_backward.cudnn_aten import cudnn_missing
+from spikemark.kernels.cuda import launch
 from spikemark.kernels.registry import implementation
 from spikemark.kernels.types import ConvGeometry
 from torch import Tensor
@@ -48,6 +49,7 @@ class CudnnTranspose(FoldedConvBackward):
         self, grad: Tensor, weight: Tensor, input: Tensor, geometry: ConvGeometry, grad_scale: float
     ) -> Tensor:
         """A transposed convolution of the gradient, times the input and the scale."""
+        launch.check_device(self.name, grad_t=grad, weight=weight, input=input)
         self.ran = "aten.cudnn_convolution_transpose benchmark={} deterministic={} tf32={}".format(*self.flags)
         extra = output_padding(input.shape[2:], grad.shape[2:], weight.shape[2:], geometry)
         out = self.transposed(grad.contiguous(), weight.contiguous(), extra, geometry, self.flags)
@@ -55,6 +57,7 @@ class CudnnTranspose(FoldedConvBackward):
 
     def fold_weight(self, grad: Tensor, input: Tensor, weight_shape: torch.Size, geometry: ConvGeometry) -> Tensor:
         """A convolution of the input with the gradient as its kernel."""
+        launch.check_device(self.name, grad_w=grad, input=input)
         self.ran = "aten.cudnn_convolution benchmark={} deterministic={} tf32={}".format(*self.flags)
         image, kernel = exchanged(input, grad, geometry.groups)
         out = self.exchanged(image.contiguous(), kernel.contiguous(), geometry, self.flags)
