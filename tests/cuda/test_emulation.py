@@ -189,12 +189,15 @@ def launch_into(path, emulator, kernel, arguments):
         ("misaligned", ""),
         ("beyond", ""),
         ("overflows", ""),
+        ("scalars", "emulation: the kernel takes another number of arguments"),
+        ("counted", "argument 2 has 4 bytes, not 8\nemulation: an argument has another size than the kernel's"),
         ("where_am_i", None),
     ],
 )
 def test_what_a_gpu_would_not_survive_ends_the_process(emulator, tmp_path, kernel, said):
     x, f = torch.full((512,), 2**20, dtype=torch.int32), torch.zeros(512)
     arguments = {"misaligned": [f, f[4:]], "beyond": [f, np.int32(5)], "where_am_i": [f]}
+    arguments["counted"] = [x, f, np.int32(5)]  # it takes an i64: a GPU would read four bytes of something else
     emulator.library("probe")
     child = multiprocessing.get_context("fork").Process(
         target=launch_into, args=(tmp_path / "said", emulator, kernel, arguments.get(kernel, [x]))

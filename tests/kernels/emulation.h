@@ -145,6 +145,17 @@ inline void run_block(unsigned threads, int order) {
     }
 }
 
+// What a launch on a GPU would read from the wrong bytes: too few or too many arguments, or one of another size.
+template <typename... A> void check_arguments(void (*)(A...), const int64_t* sizes, int64_t count) {
+    const int64_t wanted[] = {(int64_t)sizeof(A)...};
+    if (count != (int64_t)sizeof...(A)) die("the kernel takes another number of arguments");
+    for (int64_t i = 0; i < count; ++i)
+        if (sizes[i] != wanted[i]) {
+            std::fprintf(stderr, "argument %d has %d bytes, not %d\n", (int)i, (int)sizes[i], (int)wanted[i]);
+            die("an argument has another size than the kernel's");
+        }
+}
+
 template <typename... A, size_t... I>
 void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
     kernel(*static_cast<std::remove_reference_t<A>*>(arguments[I])...);

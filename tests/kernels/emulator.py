@@ -48,8 +48,10 @@ class Emulator:
         """The source ``name`` compiled for the CPU, once a content."""
         if name not in self._libraries:
             wrappers = "".join(
-                f'extern "C" void emulate_{k}(void** a, int64_t from, int64_t blocks, unsigned threads, int order) '
-                f"{{ emulation::run({k}, a, from, blocks, threads, order); }}\n"
+                f'extern "C" void emulate_{k}(void** a, const int64_t* sizes, int64_t count, '
+                f"int64_t from, int64_t blocks, unsigned threads, int order) "
+                f"{{ emulation::check_arguments({k}, sizes, count); "
+                f"emulation::run({k}, a, from, blocks, threads, order); }}\n"
                 for k in kernel_names(name)
             )
             code = f'#include "{HEADER}"\n{source.text(name)}\n{wrappers}'
@@ -74,10 +76,12 @@ class Emulator:
         self.launched.append(kernel)
         slots = [np.array([_pointer(a)] if a is None or isinstance(a, (Tensor, int)) else [a]) for a in arguments]
         pointers = (ctypes.c_void_p * len(slots))(*(s.ctypes.data for s in slots))
+        sizes = (ctypes.c_int64 * len(slots))(*(s.itemsize for s in slots))
         function = getattr(self.library(name), f"emulate_{kernel}")
-        function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint, ctypes.c_int]
+        wide = ctypes.c_int64
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, wide, wide, wide, ctypes.c_uint, ctypes.c_int]
         function.restype = None
-        function(pointers, first, blocks, launch.THREADS, self.order)
+        function(pointers, sizes, len(slots), first, blocks, launch.THREADS, self.order)
 
 
 def _pointer(argument: Tensor | int | None) -> np.uint64:
