@@ -39,9 +39,12 @@ class NoPlan(RuntimeError):
 def missing() -> str | None:
     """Why the package cannot be used, in one line that says what to install; None if it can."""
     install = "pip install 'nvidia-cudnn-frontend>=1.9'"
+    library = "install nvidia-cudnn-cu12 or nvidia-cudnn-cu13"
     try:
         import cudnn
     except (ImportError, OSError) as error:
+        if "libcudnn" in str(error):  # the package is there, the library it loads is not
+            return f"nvidia-cudnn-frontend finds no cuDNN ({error}): {library}"
         return f"nvidia-cudnn-frontend cannot be imported ({error}): {install}"
     lacks = [name for name in API if not hasattr(cudnn, name)]
     if lacks:
@@ -49,7 +52,7 @@ def missing() -> str | None:
     try:
         cudnn.backend_version()
     except RuntimeError as error:
-        return f"nvidia-cudnn-frontend finds no cuDNN ({error}): install nvidia-cudnn-cu12 or nvidia-cudnn-cu13"
+        return f"nvidia-cudnn-frontend finds no cuDNN ({error}): {library}"
     return None
 
 

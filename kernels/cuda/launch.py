@@ -29,25 +29,40 @@ def unavailable() -> str | None:
     try:
         import cupy
     except (ImportError, OSError) as error:
-        return f"CuPy cannot be imported ({_said(error)}): pip install {package}"
-    built_for = str(cupy.cuda.runtime.runtimeGetVersion() // 1000)
+        return f"CuPy cannot be imported ({last_line(error)}): pip install {package}"
+    try:
+        built_for = str(cupy.cuda.runtime.runtimeGetVersion() // 1000)
+    except AttributeError:  # the folder that an uninstalled CuPy left behind imports too
+        broken = "the package cupy has no cuda.runtime, it is broken or not CuPy"
+        return f"{broken}: pip install --force-reinstall {package}"
+    except RuntimeError as error:
+        return f"CuPy cannot use CUDA ({last_line(error)}): pip install {package}"
     if wanted and built_for != wanted:
         return f"CuPy is built for CUDA {built_for} but torch for CUDA {cuda}: pip install {package}"
+    old = too_old()
+    if old:
+        return old
     major, minor = torch.cuda.get_device_capability()
-    lowest = int(source.ARCHITECTURES[0].removeprefix("sm_"))
-    if major * 10 + minor < lowest:
-        return f"GPU architecture sm_{major}{minor} is older than sm_{lowest}, the oldest these kernels support"
     try:
         known = cupy.cuda.nvrtc.getSupportedArchs()
     except RuntimeError as error:
         nvrtc = "nvidia-cuda-nvrtc" + ("-cu12" if built_for == "12" else "")
-        return f"CuPy finds no NVRTC ({_said(error)}): pip install {nvrtc}"
+        return f"CuPy finds no NVRTC ({last_line(error)}): pip install {nvrtc}"
     if major * 10 + minor not in known:
         return f"NVRTC {_nvrtc_version(cupy)} does not know sm_{major}{minor}: install a newer nvidia-cuda-nvrtc"
     return None
 
 
-def _said(error: BaseException) -> str:
+def too_old() -> str | None:
+    """Why the current device is none that these kernels are compiled and tested for, or None."""
+    major, minor = torch.cuda.get_device_capability()
+    lowest = int(source.ARCHITECTURES[0].removeprefix("sm_"))
+    if major * 10 + minor >= lowest:
+        return None
+    return f"GPU architecture sm_{major}{minor} is older than sm_{lowest}, the oldest these kernels support"
+
+
+def last_line(error: BaseException) -> str:
     """The line of a message that says most: CuPy frames its own in banners and puts the cause last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" =\t")]
     return lines[-1] if lines else type(error).__name__

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import shutil
 from typing import Any
 
 import torch
@@ -30,6 +32,16 @@ class TritonFused:
 
     graph_capture = True
     ran: str = ""
+
+    def unavailable(self) -> str | None:
+        """Whether Triton imports, finds the C compiler that it builds its launcher with, and knows the GPU."""
+        try:
+            importlib.import_module("triton")
+        except Exception as error:  # noqa: BLE001 - it loads drivers and compilers: whatever that raises is the reason
+            return f"Triton cannot be imported ({launch.last_line(error)}): pip install triton"
+        if not any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang")):
+            return "Triton finds no C compiler, which it needs for every launch: install gcc or clang, or set CC"
+        return launch.too_old()
 
     def forward(self, current: Tensor, params: SrmParams) -> SrmState:
         """Spikes and slopes of ``current`` [B, T, *S]; new contiguous tensors of its dtype."""

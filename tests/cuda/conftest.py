@@ -1,11 +1,12 @@
-"""Every CUDA kernel compiled once a session for every architecture; the tests of this folder look at the result."""
+"""Every CUDA kernel compiled once a session for every architecture, and two recorded devices to launch on."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from spikemark.kernels.cuda import resources, source
+from fake_gpu import Gpu
+from spikemark.kernels.cuda import launch, resources, source
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,14 @@ def inspected() -> dict[str, list[resources.Resources]]:
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(source.ARCHITECTURES, pool.map(rows, source.ARCHITECTURES), strict=True))
     return {name: raw + resources.inspect_triton(name) for name, raw in found.items()}
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """Recorded devices; what the launch remembers of others is forgotten, before and after."""
+    caches = (launch._function, launch._module, launch.use_torch_allocator)
+    for cache in caches:
+        cache.cache_clear()
+    yield Gpu(monkeypatch, tmp_path)
+    for cache in caches:
+        cache.cache_clear()

@@ -103,7 +103,7 @@ def test_float64_is_refused_by_name():
         conv.input(grad, weight, x, GEOMETRY)
 
 
-def test_what_keeps_the_package_from_working_is_one_line(monkeypatch):
+def test_what_keeps_the_package_from_working_is_one_line(monkeypatch, tmp_path):
     def no_cudnn():
         raise RuntimeError("Unable to find symbol cudnnGetVersion")
 
@@ -117,6 +117,13 @@ def test_what_keeps_the_package_from_working_is_one_line(monkeypatch):
     without = {name: value for name, value in everything.items() if name != "pygraph"}
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(**without))
     assert "the package cudnn has no pygraph" in graphs.missing()
+    monkeypatch.delitem(sys.modules, "cudnn")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "cudnn.py").write_text('raise OSError("libcudnn.so: cannot open shared object file")')
+    assert graphs.missing() == (
+        "nvidia-cudnn-frontend finds no cuDNN (libcudnn.so: cannot open shared object file): "
+        "install nvidia-cudnn-cu12 or nvidia-cudnn-cu13"
+    )
     monkeypatch.setitem(sys.modules, "cudnn", None)
     assert graphs.missing().endswith("pip install 'nvidia-cudnn-frontend>=1.9'")
 
