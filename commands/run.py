@@ -49,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _elsewhere(arguments: argparse.Namespace, settings: Callable[[Sequence[Any]], RunOptions]) -> RunResult:
     """Measure on the nodes of a cluster."""
-    from spikemark.harness.engines import ray_engine
+    from spikemark.harness.engines import cluster
     from spikemark.suites import selection
 
     selection.check_names(arguments.devices)
     shared.load_plugins(arguments.plugins)  # one that is missing is said before a cluster is looked for
-    return ray_engine.run(
+    return cluster.run(
         arguments.address,
         arguments.kinds,
         arguments.every_gpu,

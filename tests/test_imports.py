@@ -47,7 +47,7 @@ TORCH_FREE = (
     "harness.environment",
     "harness.supervisor",
     "harness.engines.node",
-    "harness.engines.ray_engine",
+    "harness.engines.cluster",
     "harness.trace.driver",
     "harness.trace.chrome",
     "suites.workloads",
@@ -146,7 +146,7 @@ def test_planning_supervising_and_reporting_import_no_torch() -> None:
 def test_ray_is_imported_by_one_module_and_only_when_it_is_asked_for() -> None:
     users = {p for room in ROOMS for p in sources(room) if any(m.split(".")[0] == "ray" for m, _ in imported(p))}
     assert users == {ROOT / "harness" / "engines" / "ray_engine.py"}
-    assert loaded_after(["spikemark.harness.engines.ray_engine"], ("ray",)) == ""
+    assert loaded_after(["spikemark.harness.engines.cluster"], ("ray",)) == ""
 
 
 def test_the_command_line_starts_with_nothing_heavy() -> None:

@@ -16,6 +16,16 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def connects(address: str) -> str:
+    """Why nobody takes a connection at HOST:PORT; empty if somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except OSError as error:
+        return str(error.strerror or error)
+    return ""
+
+
 def answers(address: str) -> None:
     """Refuse what does not answer as a cluster: joining it would take minutes, and may end this process."""
     if "://" in address:
@@ -23,10 +33,8 @@ def answers(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"--address {address!r} is no HOST:PORT, such as 10.0.0.1:6379")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
-    except OSError as error:
-        raise UsageError(f"nobody answers at {address}: {error.strerror or error}") from None
+    if why := connects(address):
+        raise UsageError(f"nobody answers at {address}: {why}")
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         healthy = subprocess.run(command, capture_output=True, timeout=CHECK_S, check=False).returncode == 0

@@ -8,6 +8,7 @@ is measured again, another device's rows stay apart, and the same device goes on
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,6 +25,11 @@ from spikemark.harness.runfolder import Run, RunFolder
 
 MUST_AGREE = ("spikemark", "source", "python", "torch")
 ELSEWHERE = "; measured again elsewhere"
+
+
+def _without_log(text: str) -> str:
+    """A reason without the name of the log that says more: it has stayed on the node."""
+    return re.sub(r" \(see logs/[^)]*\)", "", text)
 
 
 class Part:
@@ -105,7 +111,7 @@ class Gathering:
             else:
                 plain_line = {k: v for k, v in data.items() if k not in ("kind", "schema")}
                 self.folder.append_calibration(plain_line | {"environment": part.name(data["environment"])})
-        self._mark_lost({part.name(device): str(why) for device, why in news["lost"].items()})
+        self._mark_lost({part.name(device): _without_log(str(why)) for device, why in news["lost"].items()})
         if news["ended"]:
             for name in self._times:
                 self._times[name] += float((news["ended"].get("time") or {}).get(name, 0.0))
@@ -138,7 +144,8 @@ class Gathering:
         part.remaining.note(record)
         name = part.name(case.device)
         record.case, record.environment = replace(case, device=name), name
-        record.details = {key: value for key, value in record.details.items() if key != "log"}  # it stays on the node
+        record.details = {key: value for key, value in record.details.items() if key != "log"}
+        record.reason = _without_log(record.reason)
         self.folder.append(record)
         self._remember(record)
         self.progress.case(record.case.key, f"pass {record.pass_index + 1}/{part.options.passes} {name}")
@@ -180,7 +187,7 @@ class Gathering:
 
     def give_up(self, part: Part, why: str) -> None:
         """What the part has not measured gets rows with the reason; a run that continues this one measures them."""
-        why = one_line(why, 500)
+        why = _without_log(one_line(why, 500))
         for device in part.remaining.devices:
             lacking = part.remaining.lacks(device)
             for _, case in part.remaining.give_up(device):

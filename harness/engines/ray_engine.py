@@ -12,23 +12,19 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from spikemark.harness import runs
 from spikemark.harness.engines import kinds, parcel
-from spikemark.harness.engines.address import answers, first_line
+from spikemark.harness.engines.address import answers, connects, first_line
 from spikemark.harness.engines.gathering import Gathering, Part
 from spikemark.harness.engines.kinds import Host
 from spikemark.harness.engines.node import Node
 from spikemark.harness.errors import UsageError
 from spikemark.harness.interrupts import TOLD, Interrupts
-from spikemark.harness.plan import RunOptions, RunResult
 from spikemark.harness.process import WorkerCommand, one_line
-from spikemark.harness.progress import Progress, make_progress
-from spikemark.harness.records import Case
 from spikemark.harness.runfolder import StorageError
 
 ANSWER_S, CHECK_S = 5.0, 60.0
@@ -36,7 +32,7 @@ LOOK_S, AGAIN_S, CLOSE_S = 0.5, 2.0, 10.0
 SILENCE_S, DEATH_S = 60.0, 5.0
 """How long a node that does not answer is asked again (Ray takes up to 30 s to declare one dead), and how long one
 whose process is said to be dead may take to be declared so too."""
-WAITING_S = 15.0
+HEAD_S, WAITING_S = 15.0, 15.0
 LOST = "its node was lost"
 
 
@@ -64,51 +60,16 @@ def connected(address: str | None) -> Iterator[Any]:
             raise UsageError(one_line(f"cannot join the Ray cluster: {first_line(error)}", 400)) from None
         try:
             yield ray
-        finally:
+        except HeadGone:
+            raise  # leaving a cluster that is gone would be waited for
+        except BaseException:
             ray.shutdown()
+            raise
+        ray.shutdown()
 
 
-def run(
-    address: str | None,
-    asked: Sequence[str],
-    every: bool,
-    devices: Sequence[str],
-    cases_of: Callable[[Sequence[str]], list[Case]],
-    options_of: Callable[[Sequence[Case]], RunOptions],
-    worker_command: WorkerCommand,
-    argv: Sequence[str],
-    progress: Progress | None = None,
-) -> RunResult:
-    """Measure on one node a kind (``every``: on every node) of the ``asked`` kinds, into one run folder here.
-
-    ``cases_of`` makes the cases of devices as the nodes call them, ``options_of`` the options for all of them. Returns
-    and raises as ``runs.run``; what could not be measured has rows with the reason.
-    """
-    interrupts = Interrupts()
-    with connected(address) as ray, interrupts.heard():
-        found = kinds.jobs(kinds.hosts(ray.nodes()), asked, every, devices)
-        cases = cases_of(list(dict.fromkeys(device for job in found for device in job.devices)))
-        runs.check(cases)
-        options = options_of(cases)
-        inputs = parcel.inputs(cases, options.plugins)
-        folder, before = runs.open_folder(cases, options, argv)
-        with progress or make_progress() as shown:
-            gathering = Gathering(folder, before, shown, every)
-            for job in found:
-                gathering.expect(job, [case for case in cases if case.device in job.devices], options)
-            shown.begin(gathering.left)
-            engine = _Engine(ray, gathering, inputs, worker_command, every, interrupts)
-            try:
-                complete = engine.run()
-            except (UsageError, StorageError):
-                with suppress(StorageError):
-                    runs.finish(folder, gathering.planned(), interrupted=True, times=gathering.times())
-                raise
-            finally:
-                folder.close()
-    done = runs.result(runs.finish(folder, gathering.planned(), not complete, gathering.times()), complete)
-    done.message = "\n".join(filter(None, [done.message, gathering.disagreement()]))
-    return done
+class HeadGone(UsageError):
+    """The cluster's own head does not answer any more."""
 
 
 class _Running:
@@ -123,7 +84,7 @@ class _Running:
         """When it counts as lost unless it answers (0: it does answer), and what is then said."""
 
 
-class _Engine:
+class Engine:
     """Has the parts of ``gathering`` measured. ``every``: each node has a part of its own."""
 
     def __init__(
@@ -137,14 +98,22 @@ class _Engine:
     ) -> None:
         self.ray, self.gathering, self.every, self.interrupts = ray, gathering, every, interrupts
         self._inputs, self._command = inputs, worker_command
-        self._contents = [ray.put(content) for content in inputs.contents]
+        self._head = str(ray.get_runtime_context().gcs_address)
+        self._contents: list[Any] = []
         self._running: list[_Running] = []
         self._closing: list[Any] = []
         self._used: set[str] = set()
         self._told = False
 
     def run(self) -> bool:
-        """All parts to their ends; whether none was interrupted."""
+        """All parts to their ends; whether none was interrupted. ``UsageError`` if the cluster itself fails."""
+        try:
+            return self._run()
+        except self.ray.exceptions.RayError as error:
+            raise UsageError(one_line(f"the cluster has failed: {first_line(error)}", 400)) from None
+
+    def _run(self) -> bool:
+        self._contents = [self.ray.put(content) for content in self._inputs.contents]
         try:
             for part in list(self.gathering.parts):
                 self._start(part, 1)
@@ -152,18 +121,34 @@ class _Engine:
                 if self.interrupts.count and not self._told:
                     self._stop()
                 ready = self._wait()
+                self._check_head()
                 alive = kinds.hosts(self.ray.nodes())
                 for one in list(self._running):
                     if one.call is not None and one.call in ready:
                         self._hear(one)
                     else:
                         self._watch(one, alive)
-            if self._closing and not self.interrupts.count:
+            if self._closing and self.interrupts.count < 2:
                 self.ray.wait(self._closing, num_returns=len(self._closing), timeout=CLOSE_S)
-        finally:
-            for one in self._running:
-                self.ray.kill(one.actor)
+        except HeadGone:
+            raise
+        except BaseException:
+            self._kill()
+            raise
+        self._kill()
         return not self.interrupts.count
+
+    def _kill(self) -> None:
+        for one in self._running:
+            self.ray.kill(one.actor)
+
+    def _check_head(self) -> None:
+        """Ask before Ray does: Ray would wait for it, and then end this process with no word of ours."""
+        since = time.monotonic()
+        while why := connects(self._head):
+            if time.monotonic() - since > HEAD_S:
+                raise HeadGone(f"the head of the cluster does not answer any more ({why}): continue with --resume")
+            time.sleep(LOOK_S)
 
     def _wait(self) -> list[Any]:
         """Calls that have been answered; comes back after a moment in any case."""
@@ -254,8 +239,8 @@ class _Engine:
         if self.interrupts.count:
             return
         if job is None:
-            more = "a second time" if one.attempt > 1 else f"and no other node of kind {part.job.kind} is left"
-            self.gathering.give_up(part, f"{why}, {more}")
+            more = " (tried twice)" if one.attempt > 1 else f", and no other node of kind {part.job.kind} is left"
+            self.gathering.give_up(part, why + more)
             return
         moved = self.gathering.move(part, job, why)
         self.gathering.progress.message(f"{part.label}: {why}, {moved.label} takes over")

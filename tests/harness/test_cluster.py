@@ -18,22 +18,24 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from spikemark.harness import environment, runs
-from spikemark.harness.engines import address, kinds, parcel
+from spikemark.harness.engines import address, kinds, parcel, ray_engine
 from spikemark.harness.engines.gathering import Gathering, Part
 from spikemark.harness.engines.kinds import Host, Job
 from spikemark.harness.engines.node import Node, versions
 from spikemark.harness.errors import UsageError
+from spikemark.harness.interrupts import Interrupts
 from spikemark.harness.plan import RunOptions
 from spikemark.harness.progress import Quiet
-from spikemark.harness.records import UNMEASURED, Case
+from spikemark.harness.records import UNMEASURED, Case, Record
 from spikemark.harness.runfolder import Run, RunFolder, StorageError
 from spikemark.harness.statistics import summarise
 from spikemark.kernels.types import Recording
+from spikemark.reports import environments
 
 HERE = Path(__file__).parent
 
@@ -232,6 +234,35 @@ def test_two_nodes_measure_into_one_folder(tmp_path: Path, traced: Path) -> None
     written = "".join((tmp_path / "r" / name).read_text() for name in ("run.json", "cases.jsonl", "results.csv"))
     for private in (FAST.id, "10.0.0.1", str(tmp_path), socket.gethostname() + "."):
         assert private not in written
+
+
+def test_gpus_are_called_by_their_own_hash(tmp_path: Path) -> None:
+    """So a card has the same name in the next cluster, and two of a node have two; its processor has the node's."""
+    cases = [case("ok", device=device) for device in ("cpu", "cuda:0", "cuda:1")]
+    bench = Bench(tmp_path / "r", cases, passes=1)
+    part = bench.gathering.expect(Job("A100", A100, ("cpu", "cuda:0", "cuda:1")), cases, bench.options)
+    said = {"versions": versions(), "names": {"cpu": A100.short, "cuda:0": "aaaaaa", "cuda:1": "bbbbbb"}, "begin": 0}
+    gpus = {f"cuda:{i}": {"device_name": "A100", "gpu": {"uuid_hash": letter * 12}} for i, letter in enumerate("ab")}
+    why = "the measuring process ended itself with exit code 1 (see logs/pass0-cuda_0-0.log)"
+    rows = [{"kind": "record"} | Record(c, 0, "ok", samples=[1e-3], environment=c.device).to_json() for c in cases[:2]]
+    rows.append({"kind": "record"} | Record(cases[2], 0, "error", why, details={"log": "x"}).to_json())
+    news = {"told": said, "environments": {"cpu": {"device_name": "CPU"}} | gpus, "lost": {"cuda:1": why},
+            "lines": [json.dumps(row) for row in rows], "ended": None, "position": 1}  # fmt: skip
+    bench.gathering.hear(part, news)
+    bench.gathering.end(part, "")
+    run = bench.finish()
+    cpu, first, second = f"cpu@A100-{A100.short}", "cuda:0@A100-aaaaaa", "cuda:1@A100-bbbbbb"
+    assert [(r["device"], r["device_id"], r["status"]) for r in summarise(run)] == [
+        (cpu, A100.short, "ok"),
+        (first, "a" * 12, "ok"),
+        (second, "b" * 12, "error"),
+    ]
+    assert environments.describe(run.meta["environments"][first]) == "A100 #aaaaaa"
+    nodes = {name: found["node"] for name, found in run.meta["environments"].items()}
+    assert nodes == {cpu: {"kind": "A100", "id": A100.short}, first: {"kind": "A100"}, second: {"kind": "A100"}}
+    assert run.meta["lost"] == {second: "the measuring process ended itself with exit code 1"}, "its log is not here"
+    assert run.records[2].reason == run.meta["lost"][second]
+    assert "log" not in run.records[2].details
 
 
 def test_a_device_goes_on_where_it_was_and_no_other_does(tmp_path: Path) -> None:
@@ -497,6 +528,30 @@ def test_something_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             address.answers(f"127.0.0.1:{server.getsockname()[1]}")
         for connection in held:
             connection.close()
+
+
+def test_a_head_that_is_gone_ends_the_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Ray notices: it would wait, and then end the process with no word of ours."""
+    monkeypatch.setattr(ray_engine, "HEAD_S", 0.2)
+    monkeypatch.setattr(ray_engine, "LOOK_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(gcs_address=where))
+        bench = Bench(tmp_path / "r", [case("ok")])
+        command = supervised.fake_command
+        engine = ray_engine.Engine(ray, bench.gathering, bench.inputs, command, False, Interrupts())
+        engine._check_head()
+    with pytest.raises(ray_engine.HeadGone, match=r"does not answer any more \(Connection refused\): continue with"):
+        engine._check_head()
+
+
+def test_what_ray_says_of_an_error_there_is_its_last_line() -> None:
+    """Ray's own words name machines."""
+    told = (
+        "The actor died (ip: 10.0.0.1).\n  File x\nValueError: one\nModuleNotFoundError: No module named 'spikemark'\n"
+    )
+    assert ray_engine._said(RuntimeError(told)) == "ModuleNotFoundError: No module named 'spikemark'"
+    assert ray_engine._said(RuntimeError("The actor is dead because its node 10.0.0.1 has died.")) == ""
 
 
 def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

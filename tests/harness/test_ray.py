@@ -279,7 +279,7 @@ def test_a_full_disk_here_keeps_the_rows(folder: Path, nodes: Nodes) -> None:
     """A limit on the size of files fails in the middle of a write, as a full disk does."""
     code = (
         "import resource, sys; from spikemark import runner\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, resource.RLIM_INFINITY))\n"
         "sys.exit(runner.main(sys.argv[1:]))\n"
     )
     words = ["run", "--engine", "ray", "--address", nodes.address, "--kind", "red", *SELECT, "--passes", "20"]
