@@ -15,13 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_runs import case, fake_command
 from spikemark.harness import environment, runs
 from spikemark.harness.engines import address, kinds, parcel, ray_engine
 from spikemark.harness.engines.gathering import Gathering, Part
@@ -38,21 +39,6 @@ from spikemark.kernels.types import Recording
 from spikemark.reports import environments
 
 HERE = Path(__file__).parent
-
-
-def _sibling(name: str) -> ModuleType:
-    """A test module beside this one; with import-mode=importlib they are no package."""
-    spec = importlib.util.spec_from_file_location(f"spikemark_tests_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-supervised = _sibling("test_supervisor")
-case: Callable[..., Case] = supervised.case
 
 FAST = Host("f" * 56, {"CPU": 4.0, "fast": 1.0, "node:10.0.0.1": 1.0, "memory": 1e9, "object_store_memory": 1e9})
 SLOW = Host("0" * 56, {"CPU": 2.0, "slow": 2.0})
@@ -152,7 +138,7 @@ class Bench:
         """What the node of a part is sent."""
         node = {"kind": part.job.kind, "id": part.job.host.short}
         known = self.gathering.known(part)
-        return parcel.pack(list(part.cases.values()), part.options, self.inputs, supervised.fake_command, node, known)
+        return parcel.pack(list(part.cases.values()), part.options, self.inputs, fake_command, node, known)
 
     def begin(self, part: Part) -> Node:
         """The node's side, begun."""
@@ -538,7 +524,7 @@ def test_a_head_that_is_gone_ends_the_run_in_one_line(tmp_path: Path, monkeypatc
         where = f"127.0.0.1:{server.getsockname()[1]}"
         ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(gcs_address=where))
         bench = Bench(tmp_path / "r", [case("ok")])
-        command = supervised.fake_command
+        command = fake_command
         engine = ray_engine.Engine(ray, bench.gathering, bench.inputs, command, False, Interrupts())
         engine._check_head()
     with pytest.raises(ray_engine.HeadGone, match=r"does not answer any more \(Connection refused\): continue with"):

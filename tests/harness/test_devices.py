@@ -5,18 +5,19 @@ The GPUs are a list (``Machine``) and a worker that needs none (``fake_worker``)
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from fake_runs import case, fake_command
 from spikemark.harness import devices, gpu, supervisor
 from spikemark.harness.devices import Machine, Pin, side_by_side
 from spikemark.harness.errors import UsageError
@@ -28,21 +29,6 @@ from spikemark.harness.statistics import summarise
 from spikemark.harness.supervisor import WorkerFailed
 
 HERE = Path(__file__).parent
-
-
-def _sibling(name: str) -> ModuleType:
-    """A test module beside this one; with import-mode=importlib they are no package."""
-    spec = importlib.util.spec_from_file_location(f"spikemark_tests_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-supervised = _sibling("test_supervisor")
-case: Callable[..., Case] = supervised.case
 GPUS = ("cuda:0", "cuda:1", "cuda:2")
 
 
@@ -76,7 +62,7 @@ class Fakes(Machine):
 def measure(out: Path, cases: list[Case], machine: Machine, **changes: Any) -> Any:
     """Run with the fake worker on stand-ins for GPUs."""
     options = RunOptions(out=out, **({"passes": 1, "case_timeout_s": 20.0, "stage_limits_s": {}} | changes))
-    return supervisor.run(cases, options, supervised.fake_command, ["run"], Quiet(), machine)
+    return supervisor.run(cases, options, fake_command, ["run"], Quiet(), machine)
 
 
 def test_gpus_are_measured_side_by_side_and_the_cpu_has_the_machine_alone(tmp_path: Path) -> None:
@@ -450,7 +436,7 @@ def test_a_process_that_cannot_be_killed_does_not_hold_up_the_run(
     run = RunFolder.load(tmp_path / "r")
     assert run.meta["lost"] == {"cuda:0": "its process cannot be ended: the driver does not answer"}
     monkeypatch.undo()
-    for child in supervised.psutil.Process().children():
+    for child in psutil.Process().children():
         child.kill()
         child.wait()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -10,29 +9,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
+from fake_runs import case, fake_command, measure
 from spikemark.harness.errors import UsageError
+from spikemark.harness.plan import RunOptions
+from spikemark.harness.progress import Quiet
 from spikemark.harness.runfolder import RunFolder
+from spikemark.harness.supervisor import run
 
 HERE = Path(__file__).parent
-
-
-def _sibling(name: str) -> ModuleType:
-    """A test module beside this one; with import-mode=importlib they are no package."""
-    spec = importlib.util.spec_from_file_location(f"spikemark_tests_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-supervised = _sibling("test_supervisor")
-case, measure = supervised.case, supervised.measure
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +30,7 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 RUNNER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from test_supervisor import *
+from fake_runs import *
 options = RunOptions(out=Path(sys.argv[2]), passes=2)
 result = run([case(n) for n in sys.argv[3:]], options, fake_command, ["run"], Quiet())
 print(result.exit_code, result.message, flush=True)
@@ -169,10 +156,10 @@ def test_a_change_while_measuring_is_flagged_not_lost(tmp_path: Path, monkeypatc
     def command(plan: Path, events_fd: int) -> list[str]:
         second = json.loads(plan.read_text())["pass_index"] == 1
         changed = ["env", "FAKE_COMMIT=decaf", "FAKE_TORCH=2.0"] if second else []
-        return [*changed, *supervised.fake_command(plan, events_fd)]
+        return [*changed, *fake_command(plan, events_fd)]
 
-    options = supervised.RunOptions(out=tmp_path / "r", passes=2)
-    supervised.run([case("ok")], options, command, ["run"], supervised.Quiet())
+    options = RunOptions(out=tmp_path / "r", passes=2)
+    run([case("ok")], options, command, ["run"], Quiet())
     first, second = RunFolder.load(tmp_path / "r").records
     assert first.flags == []
     assert second.flags == ["code-changed", "environment-changed"]
