@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from spikemark.commands import terminal
 from spikemark.harness.errors import UsageError
 
 
@@ -176,7 +177,7 @@ def cases(arguments: argparse.Namespace, elsewhere: Sequence[str] | None = None)
         raise UsageError("--time-axis says where time is in a recording: it needs --spikes FILE")
     load_plugins(arguments.plugins)
     selected = {name: getattr(arguments, name) for name in selection.Selection.__dataclass_fields__}
-    return selection.build(
+    found = selection.build(
         arguments.preset,
         recordings=[(path, arguments.time_axis) for path in arguments.spikes],
         workload_files=arguments.workload_files,
@@ -184,3 +185,6 @@ def cases(arguments: argparse.Namespace, elsewhere: Sequence[str] | None = None)
         elsewhere=elsewhere is not None,
         **(selected if elsewhere is None else selected | {"devices": elsewhere}),
     )
+    for option, name in selection.without_a_case(selected, found):
+        print(f"spikemark: {option} {terminal.inert(name, 200)} matches none of the selected cases", file=sys.stderr)
+    return found

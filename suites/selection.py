@@ -9,7 +9,7 @@ import fnmatch
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -247,6 +247,17 @@ _OPTIONS = {
     "workloads": "--workload",
 }
 _HINTS = 6  # names listed in one line
+
+
+def without_a_case(selected: Mapping[str, Iterable[Any]], cases: Sequence[Case]) -> list[tuple[str, str]]:
+    """(option, name) of everything selected that matches no case, such as an implementation of another operator."""
+    present = {field: {str(getattr(case, field[:-1])) for case in cases} for field in _OPTIONS}
+    return [
+        (option, str(name))
+        for field, option in _OPTIONS.items()
+        for name in selected.get(field, ())
+        if not any(matches(one, (name,)) for one in present[field])
+    ]
 
 
 def _what_was_close(chosen: Selection, cases: Callable[[Selection], list[Case]]) -> str:

@@ -276,3 +276,13 @@ def test_verify_counts_only_what_was_compared() -> None:
     assert verify._verdict(["ok", "incorrect", "error"]) == "1 of 2 cases are right; not compared: 1 error"
     assert verify._verdict(["crashed", "unavailable"]) == "nothing was compared: 1 crashed, 1 unavailable"
     assert verify._verdict(["ok"]) == "1 of 1 case is right"
+
+
+def test_what_matches_no_case_beside_what_does_is_said() -> None:
+    """`torch` is an implementation, of other operators: dropping it without a word left the speed-ups empty."""
+    command = [sys.executable, "-m", "spikemark", "verify", "--operator", "srm_neuron", "--phase", "forward"]
+    names = ["--implementation", "torch", "--implementation", "torch_vectorized", "--implementation", "torch_v*"]
+    done = subprocess.run([*command, *names, "--batch", "1"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("spikemark:")]
+    assert said == ["spikemark: --implementation torch matches none of the selected cases"]

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fake_runs import case, fake_command, measure
 from spikemark.harness import parts
 from spikemark.harness.errors import UsageError
 from spikemark.harness.merging import merge
@@ -19,7 +20,6 @@ from spikemark.harness.runfolder import RunFolder
 from spikemark.harness.runs import run
 from spikemark.harness.statistics import summarise
 from spikemark.kernels.types import Problem
-from test_supervisor import case, fake_command, measure
 
 Patch = pytest.MonkeyPatch
 
