@@ -104,7 +104,7 @@ def common_arguments(every: Sequence[Part], devices: Iterable[str]) -> list[str]
     """The command line that continues all parts, with all their ``devices``; None if they asked for several things."""
     asked = [_plan(part) for part in every]
     words = asked[0][0]
-    if words[:1] != ["run"] or any(plan != asked[0] for plan in asked):
+    if words[:1] != ["run"] or any((_options(said), rest) != (_options(words), asked[0][1]) for said, rest in asked):
         return None
     if any(word.partition("=")[0] == "--engine" for word in words):  # its devices are of other machines
         return None
@@ -121,6 +121,16 @@ def _plan(part: Part) -> tuple[list[str], Any]:
             words.append(word)
         skip = not skip and word in _OF_ONE_FOLDER
     return words, [part.get(name) for name in ("seed", "preset", "options")]
+
+
+def _options(words: Sequence[str]) -> list[list[str]]:
+    """Options with their values, in no order: selections may be given in any (seed and preset are compared apart)."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("-"):
+            found.append([])
+        found[-1] += word.split("=", 1) if word.startswith("--") else [word]
+    return sorted(found)
 
 
 def times(every: Sequence[Part]) -> dict[str, float]:

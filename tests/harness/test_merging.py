@@ -327,6 +327,22 @@ def test_the_same_command_on_two_machines_is_continued_by_one(tmp_path: Path) ->
     assert arguments == ["run", "--operator", "srm_neuron", "--device", "cpu", "--device", "cuda:0"]
 
 
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (["run", "--implementation=native", "--batch", "2", "--implementation", "torch_eager"], True),
+        (["run", "--implementation", "native", "--batch", "2"], False),
+        (["run", "--implementation", "2", "--batch", "native", "--implementation", "torch_eager"], False),
+    ],
+)
+def test_a_selection_may_be_given_in_any_order(tmp_path: Path, other: list[str], same: bool) -> None:
+    first = ["run", "--implementation", "torch_eager", "--implementation", "native", "--batch", "2"]
+    a = write(tmp_path / "a", passes(1.0), arguments=first)
+    b = write(tmp_path / "b", passes(1.1), arguments=other)
+    arguments = merge([a, b], tmp_path / "c").run.meta["arguments"]
+    assert arguments == ([*first, "--device", "cpu"] if same else [])
+
+
 def test_logs_and_traces_are_carried_under_names_of_their_own(tmp_path: Path) -> None:
     paths = []
     for name, environment in (("a", ENVIRONMENT), ("b", OTHER)):
