@@ -34,8 +34,9 @@ def run(*command: str | Path, cwd: Path, **more: str) -> str:
 
 
 def files(root: Path = ROOT) -> list[Path]:
-    """Every file of the package, relative to its root."""
+    """Every file of the package, relative to its root; the example runs in ``reports/examples`` are none of it."""
     found = [p for room in ROOMS for p in (root / room).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    found = [p for p in found if not p.is_relative_to(root / "reports" / "examples")]
     return [p.relative_to(root) for p in (*found, root / "__init__.py", root / "__main__.py", root / "runner.py")]
 
 
