@@ -12,11 +12,10 @@ from spikemark.commands import terminal
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the environment of the devices (default: the one a run would use)."""
-    from spikemark.harness import allocator, environment, precision
+    from spikemark.harness import conditions, environment
     from spikemark.suites import selection
 
-    allocator.keep_freed_memory()  # as a measuring process does
-    precision.full_float32()
+    conditions.settle()  # as a measuring process does
     found = {device: environment.collect(device) for device in selection.resolve_devices(arguments.devices)}
     if arguments.json:
         print(json.dumps(found, indent=1))

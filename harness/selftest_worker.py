@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spikemark.harness import ab, allocator, turns, verify
+from spikemark.harness import ab, conditions, turns, verify
 from spikemark.harness.clock import DeviceClock, now_ns
 from spikemark.harness.records import Case
 from spikemark.harness.sampling import Options, Sampler, no_collection
@@ -52,7 +52,7 @@ def delayed(call: Callable[[Any], Any], delay: float) -> Callable[[Any], Any]:
 
 def main(plan_path: str, events_fd: int) -> None:
     """Verify the kernel, then sample every trial of the plan in its order."""
-    allocator.keep_freed_memory()
+    conditions.settle()
     plan = json.loads(Path(plan_path).read_text(encoding="utf-8"))
     turn, kernel, clock = turns.mine(), case(), DeviceClock("cpu")
     implementation = registry.get(kernel.operator, kernel.implementation)

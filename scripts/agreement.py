@@ -16,7 +16,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from spikemark.harness import allocator, verify
+from spikemark.harness import conditions, verify
 from spikemark.harness.clock import DeviceClock
 from spikemark.harness.intervals import rank_for
 from spikemark.harness.sampling import no_collection
@@ -69,7 +69,7 @@ def compare(name: str, call: Callable[[], Any], rounds: int) -> tuple[str, float
 
 def main(rounds: int) -> None:
     """Print a line a kernel."""
-    allocator.keep_freed_memory()
+    conditions.settle()
     kernels: list[tuple[str, Callable[[], Any]]] = [(f"a spin of {SPIN_S * 1e6:.0f} us", spin)]
     for operator, phase, implementation, workload in REAL:
         assert phase in OPERATORS[operator].phases

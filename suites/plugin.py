@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
-from spikemark.harness import allocator, precision, records, turns
+from spikemark.harness import conditions, records, turns
 from spikemark.harness.errors import NothingMeasured, UsageError
 from spikemark.harness.process import log_position
 from spikemark.harness.records import Case, Record
@@ -71,12 +71,11 @@ SUITE = pytest.StashKey[Suite]()
 def pytest_configure(config: pytest.Config) -> None:
     """Read the plan or build the preset's cases. Bad input is pytest's usage error: one line, exit 4."""
     config.addinivalue_line("markers", "operators(*names): the operators whose cases a benchmark function measures")
-    allocator.keep_freed_memory()
     started = time.perf_counter()
     import torch  # noqa: F401 - apart, so that its time is known: it is not the harness's
 
     imported_s = time.perf_counter() - started
-    precision.full_float32()
+    conditions.settle()
     try:
         config.stash[SUITE] = _suite(config)
         config.stash[SUITE].torch_import_s = imported_s

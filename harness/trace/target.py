@@ -36,11 +36,13 @@ def read_outcome(path: Path) -> dict[str, Any] | None:
 def main(arguments: list[str]) -> int:
     """Call the case as the plan says; exit code 0 even if it is refused: the outcome says so."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    from spikemark.harness import conditions
     from spikemark.harness.measure import placed
     from spikemark.harness.trace.probe import Probe
     from spikemark.harness.trace.worker import attempt
     from spikemark.kernels import registry
 
+    conditions.settle()
     plan = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     case = Case.from_json(plan["case"])
     record = Record(case, 0, OK)

@@ -97,9 +97,10 @@ def main(arguments: list[str]) -> int:
     """Trace the plan's cases in its order."""
     plan_path, descriptor, folder, calls = arguments
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    from spikemark.harness import environment
+    from spikemark.harness import conditions, environment
     from spikemark.harness.measure import placed
 
+    conditions.settle()
     channel = Channel(int(descriptor))
     plan, cases = read_plan(plan_path)
     with placed(plan["device"]):
