@@ -92,10 +92,15 @@ def whole(text: str) -> int:
     return natural(text, 0)
 
 
+def _share(text: str) -> float:
+    """``0.05`` or ``5%`` as a number. ``ValueError`` for anything else."""
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
 def rate(text: str) -> float:
     """A firing rate (argparse type): ``0.05`` or ``5%``. Its range is checked with the rest of the selection."""
     try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        return _share(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"a firing rate such as 0.05 or 5% is needed, got {text!r}") from None
 
@@ -103,7 +108,7 @@ def rate(text: str) -> float:
 def slowdown(text: str) -> float:
     """A slowdown to inject (argparse type): ``0.1`` or ``10%``, above 0 and at most 1000 %."""
     try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        value = _share(text)
     except ValueError:
         value = 0.0
     if not 0 < value <= 10:

@@ -107,6 +107,7 @@ class Sampler:
         self._check_result = check
         self._prepared: Any = None
         self._least = max(1, options.min_samples)
+        self._beside_s = min(BESIDE_S, options.budget_s)
         self._check_at = self._least
         self._limit = ""
         self._narrow = False
@@ -211,7 +212,7 @@ class Sampler:
             self._limit = "kernel time"
         elif count >= self.options.max_samples:
             self._limit = "samples"
-        elif wall_s - spent >= min(BESIDE_S, self.options.budget_s):
+        elif wall_s - spent >= self._beside_s:
             self._limit = "time beside the kernel"
         if self._narrow or self._limit or count >= self._check_at:
             self._check_at = count + max(2, count // 4)
@@ -250,7 +251,7 @@ class Sampler:
             self.prepare()
             self.call()
             samples.append(self.clock.last_s)
-            if (now_ns() - started) * 1e-9 >= budget + min(BESIDE_S, self.options.budget_s):
+            if (now_ns() - started) * 1e-9 >= budget + self._beside_s:
                 break
         return samples
 

@@ -199,11 +199,10 @@ def _bandwidths(run: Run) -> dict[tuple[str, int], float]:
 
 def _last_cache(environment: dict[str, Any]) -> int:
     """Bytes of the device's last-level cache; 0 if unknown."""
-    caches = (environment.get("cpu") or {}).get("caches")
-    gpu = environment.get("gpu")
-    sizes = (
-        [gpu.get("l2_bytes")] if isinstance(gpu, dict) else list(caches.values()) if isinstance(caches, dict) else []
-    )
+    gpu, caches = environment.get("gpu"), (environment.get("cpu") or {}).get("caches")
+    if isinstance(gpu, dict):
+        caches = {"L2": gpu.get("l2_bytes")}
+    sizes = caches.values() if isinstance(caches, dict) else ()
     return max((int(s) for s in sizes if isinstance(s, (int, float)) and math.isfinite(s)), default=0)
 
 

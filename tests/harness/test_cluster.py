@@ -168,6 +168,14 @@ class Bench:
         self.gathering.end(part, ended["message"])
         return ended
 
+    def lose(self) -> Part:
+        """The fast node is lost after its first row; the part as the slow one takes it over."""
+        part = self.part(FAST, "fast")
+        node = self.begin(part)
+        self.follow(part, node, until=1)
+        node.close()
+        return self.gathering.move(part, Job("fast", SLOW, ("cpu",)), "its node was lost")
+
     def finish(self) -> Run:
         """The run as it is read back."""
         return runs.finish(self.folder, self.gathering.planned(), False, self.gathering.times())
@@ -273,11 +281,7 @@ def test_a_device_goes_on_where_it_was_and_no_other_does(tmp_path: Path) -> None
 def test_a_lost_nodes_part_is_measured_by_another(tmp_path: Path) -> None:
     """What it has measured stays its own; if the other fails too, what nobody has measured says why."""
     bench = Bench(tmp_path / "r", [case(n) for n in ("ok", "fine", "binary")], passes=2)
-    part = bench.part(FAST, "fast")
-    node = bench.begin(part)
-    bench.follow(part, node, until=1)
-    node.close()
-    moved = bench.gathering.move(part, Job("fast", SLOW, ("cpu",)), "its node was lost")
+    moved = bench.lose()
     assert bench.gathering.left > 0
     other = bench.begin(moved)
     assert bench.follow(moved, other) is not None
@@ -296,11 +300,7 @@ def test_a_lost_nodes_part_is_measured_by_another(tmp_path: Path) -> None:
 def test_what_two_nodes_could_not_measure_says_why(tmp_path: Path) -> None:
     """The second never answers: rows under the name of the first, whose measured cases keep their times."""
     bench = Bench(tmp_path / "r", [case(n) for n in ("ok", "fine", "binary")], passes=2)
-    part = bench.part(FAST, "fast")
-    node = bench.begin(part)
-    bench.follow(part, node, until=1)
-    node.close()
-    moved = bench.gathering.move(part, Job("fast", SLOW, ("cpu",)), "its node was lost")
+    moved = bench.lose()
     bench.gathering.give_up(moved, "its node was lost, a second time (/home/me/secret: 7)")
     run = bench.finish()
     name = f"cpu@fast-{FAST.short}"
