@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.from_file is not None:
         return _read_back(arguments)
     command, settings = _tool(arguments)
-    cases = shared.cases(arguments)
+    cases = shared.cases(arguments, _elsewhere(arguments))
     _refuse(cases, arguments)
     out = Path(arguments.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-profile")
     traces = out / "traces"
@@ -82,8 +82,6 @@ def _interrupted(out: Path, traced: int, planned: int) -> int:
 
 def _tool(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """What makes the command line of a tracing process, and the tool's settings. ``UsageError`` if it is absent."""
-    from spikemark.harness.trace import tools
-
     calls = str(arguments.calls)
     folder = "traces"
     options = {"--metrics": "ncu", "--nsys": "nsys", "--ncu": "ncu"}
@@ -95,12 +93,35 @@ def _tool(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         return lambda plan, events: [sys.executable, "-m", module, str(plan), str(events), folder, calls], {}
     settings: dict[str, Any] = {
         "tool": arguments.tool,
-        "program": tools.find(arguments.tool, getattr(arguments, arguments.tool)),
+        "program": _program(arguments),
         "limit_s": arguments.time_limit,
         "metrics": arguments.metrics,
     }
     module, text = "spikemark.harness.trace.driver", json.dumps(settings)
     return lambda plan, events: [sys.executable, "-m", module, str(plan), str(events), folder, calls, text], settings
+
+
+def _elsewhere(arguments: argparse.Namespace) -> list[str] | None:
+    """Devices whose commands are only shown, so that they need not be here; None: they must be."""
+    from spikemark.suites import selection
+
+    if not arguments.dry_run or not arguments.devices or "all" in arguments.devices:
+        return None
+    selection.check_names(arguments.devices)
+    return ["cuda:0" if name == "cuda" else name for name in arguments.devices]
+
+
+def _program(arguments: argparse.Namespace) -> str:
+    """The tool to start. Commands that are only shown may be meant for another machine: there its name will do."""
+    from spikemark.harness.trace import tools
+
+    given = getattr(arguments, arguments.tool)
+    try:
+        return tools.find(arguments.tool, given)
+    except UsageError:
+        if not arguments.dry_run:
+            raise
+        return str(given or arguments.tool)
 
 
 def _refuse(cases: Sequence[Case], arguments: argparse.Namespace) -> None:

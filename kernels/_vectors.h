@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
@@ -213,6 +214,14 @@ template <typename A> inline uint32_t lane_bits(Mask<A> mask) {
     for (int i = 0; i < Lanes<A>::count; ++i) bits |= (mask[i] ? 1u : 0u) << i;
     return bits;
 #endif
+}
+
+// Lanes as a mask from their bits: lane_bits backwards.
+template <typename A> inline Mask<A> lane_mask(uint32_t bits) {
+    using Whole = std::remove_reference_t<decltype(Mask<A>{}[0])>;
+    Mask<A> each = {};
+    for (int lane = 0; lane < Lanes<A>::count; ++lane) each[lane] = Whole{1} << lane;
+    return ((Mask<A>{} + static_cast<Whole>(bits)) & each) != 0;
 }
 
 // min and max that keep NaN: only a comparison that holds replaces the value.

@@ -169,7 +169,7 @@ def _check_values(path: str | Path, values: np.ndarray[Any, Any]) -> None:
         values = values.view(np.uint8)
     if values.dtype.kind == "f" and np.isnan(values).any():
         raise _fault(path, f"holds NaN in {ARRAY!r}: spikes are 0 or 1")
-    low, high = values.min(), values.max()
+    low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # -0 is written as 0
     if low < 0 or high > 1:
         raise _fault(path, f"holds values from {low:g} to {high:g} in {ARRAY!r}: spikes are 0 or 1")
     between = (values != 0) & (values != 1)

@@ -19,6 +19,7 @@ from spikemark.kernels.definition import (
     difference,
     state_dtype,
 )
+from spikemark.kernels.spike_trains import random_spikes
 from spikemark.kernels.types import Problem, Recording
 from torch import Tensor
 
@@ -48,13 +49,6 @@ def weight_shape(problem: Problem) -> tuple[int, int, int, int]:
     """[Cout, Cin / groups, kh, kw] of a convolution."""
     assert problem.kernel is not None
     return (problem.out_shape[0], problem.in_shape[0] // problem.geometry.groups, *problem.kernel)
-
-
-def random_spikes(problem: Problem, dtype: torch.dtype, device: str, seed: int) -> Tensor:
-    """Independent 0/1 spikes [B, T, C, H, W] with probability ``problem.spike_rate``; rates 0 and 1 are exact."""
-    shape = (problem.batch, problem.time_steps, *problem.in_shape)
-    generator = torch.Generator(device=device).manual_seed(seed)
-    return (torch.rand(shape, generator=generator, device=device) < problem.spike_rate).to(dtype)
 
 
 def recorded_spikes(recording: Recording, problem: Problem, dtype: torch.dtype, device: str) -> Tensor:
@@ -134,7 +128,8 @@ class ConvBackward(Definition):
         The two phases get different gradients (``grad_t``, ``grad_w``), as a layer's backward hands them.
         """
         if problem.recording is None:
-            spikes = random_spikes(problem, dtype, device, seed)
+            shape = (problem.batch, problem.time_steps, *problem.in_shape)
+            spikes = random_spikes(shape, problem.spike_rate, device, seed).to(dtype)
         else:
             spikes = recorded_spikes(problem.recording, problem, dtype, device)
         rate = float(torch.count_nonzero(spikes)) / spikes.numel() if spikes.numel() else 0.0

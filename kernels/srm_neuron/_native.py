@@ -28,7 +28,7 @@ _SIZES = (_LONG, _LONG, _LONG, _INT)
 _READS = (_INT, _POINTER, _POINTER, _POINTER, *_SIZES)
 # name -> (result, arguments), as in the sources
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "srm_forward": (_INT, (*_READS, *[_POINTER] * 3)),
+    "srm_forward": (_INT, (*_READS, *[_POINTER] * 4)),
     "srm_backward": (_INT, (*_READS, *[_POINTER] * 5)),
     "srm_offset": (_LONG, (_POINTER, _LONG, _LONG, _LONG)),
     "srm_compact_scratch": (_LONG, (_INT, _LONG, _INT)),
@@ -92,6 +92,17 @@ def sizes(tensor: Tensor) -> tuple[int, int, int, int]:
     """B, T, D and the threads to use, as the kernels take them."""
     shape = tensor.shape
     return shape[0], shape[1], shape[2:].numel(), torch.get_num_threads()
+
+
+def bits_shape(tensor: Tensor) -> tuple[int, int, int]:
+    """Shape of the spikes of ``tensor`` [B, T, *S] as bits: [B, T, ceil(D/8)] bytes."""
+    return tensor.shape[0], tensor.shape[1], (tensor.shape[2:].numel() + 7) // 8
+
+
+def check_bits(bits: Tensor, grad_out: Tensor) -> None:
+    """``ValueError`` unless the spikes of a state were made for a tensor of ``grad_out``'s shape."""
+    if grad_out.ndim < 2 or tuple(bits.shape) != bits_shape(grad_out):
+        raise ValueError(f"state is for bits of shape {list(bits.shape)}, grad_out is {list(grad_out.shape)}")
 
 
 def call(name: str, tensor: Tensor, params: SrmParams, *rest: Any) -> None:

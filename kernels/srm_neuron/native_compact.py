@@ -92,12 +92,10 @@ class NativeCompact:
         bits, tiles = state.saved["bits"], state.saved["tiles"]
         slopes = state.saved["slopes"].contiguous()
         check_state_dtype(grad_out, slopes)
+        _native.check_bits(bits, grad_out)
         grad_w, grad_t = new_like(grad_out, 2)
-        batch, steps, neurons, threads = _native.sizes(grad_out)
-        if tuple(bits.shape) != (batch, steps, (neurons + 7) // 8):
-            raise ValueError(f"state is for bits of shape {list(bits.shape)}, grad_out is {list(grad_out.shape)}")
         if grad_out.numel():
-            scratch = _scratch(grad_out, threads)
+            scratch = _scratch(grad_out, torch.get_num_threads())
             rest = (bits, tiles, slopes, slopes.shape[1], scratch, grad_w, grad_t)
             _native.call("srm_compact_backward", _native.readable(grad_out), params, *rest)
         return grad_w, grad_t
@@ -112,8 +110,8 @@ def _estimate(x: Tensor, params: SrmParams) -> int:
 
 def _buffers(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """New ``bits``, ``tiles`` and scratch for ``x``."""
-    batch, steps, neurons, threads = _native.sizes(x)
-    bits = torch.empty((batch, steps, (neurons + 7) // 8), dtype=torch.uint8)
+    batch, _, neurons, threads = _native.sizes(x)
+    bits = torch.empty(_native.bits_shape(x), dtype=torch.uint8)
     tiles = torch.empty((_native.function("srm_compact_tiles")(batch, neurons), 2), dtype=torch.int64)
     return bits, tiles, _scratch(x, threads)
 
@@ -126,6 +124,5 @@ def _scratch(x: Tensor, threads: int) -> Tensor:
 
 def _empty(x: Tensor) -> dict[str, Tensor]:
     """The compact state of a tensor without elements."""
-    batch, steps, neurons, _ = _native.sizes(x)
-    bits = torch.empty((batch, steps, (neurons + 7) // 8), dtype=torch.uint8)
+    bits = torch.empty(_native.bits_shape(x), dtype=torch.uint8)
     return {"bits": bits, "tiles": torch.empty((0, 2), dtype=torch.int64), "slopes": x.new_empty((2, 0))}

@@ -142,6 +142,30 @@ template <bool Stream, bool Whole, typename S, typename V> inline void put(S* p,
     else spikemark::store_part(p, v, n);
 }
 
+// Rows of spikes as bits: [B, T, ceil(D/8)] bytes, bit i%8 of byte i/8 being the spike of neuron i. A tile's row is
+// worked on in a copy, padded so that a vector's bits can be read past its end.
+constexpr int padded_row(int tile) { return tile / 8 + 8; }
+
+// The bits of the vector at neuron i of a padded row, and their being put there (into a row of zeros).
+template <typename A> inline uint32_t bits_at(const uint8_t* row, int64_t i) {
+    constexpr int lanes = spikemark::Lanes<A>::count;
+    uint16_t two;
+    std::memcpy(&two, row + i / 8, 2);
+    return (two >> (i % 8)) & ((1u << lanes) - 1u);
+}
+template <typename A> inline void put_bits(uint8_t* row, int64_t i, uint32_t bits) {
+    constexpr int lanes = spikemark::Lanes<A>::count;
+    if constexpr (lanes == 16) std::memcpy(row + i / 8, &bits, 2);  // little-endian, as these machines are
+    else if constexpr (lanes == 8) row[i / 8] = static_cast<uint8_t>(bits);
+    else row[i / 8] = static_cast<uint8_t>(row[i / 8] | bits << (i % 8));
+}
+
+// The bits of the lanes that fired: of a whole vector, or of the first `part` lanes.
+template <typename A, bool Whole> inline uint32_t fired_bits(Mask<A> fired, int part) {
+    const uint32_t bits = spikemark::lane_bits<A>(fired);
+    return Whole ? bits : bits & ((1u << part) - 1u);
+}
+
 // Whether rows that start at multiples of `neurons` elements of a new tensor may be stored past the caches.
 template <typename S, typename A> inline bool streams(int64_t neurons, int64_t output_bytes) {
     constexpr int64_t bytes = spikemark::Lanes<A>::count * static_cast<int64_t>(sizeof(S));

@@ -1,7 +1,7 @@
 // The SRM neuron, compact: spikes as bits, and both slopes only where a spike is, for backward needs them nowhere else.
 //
 // Saved by forward (or packed from a dense state):
-//   bits   [B, T, ceil(D/8)] bytes; bit i%8 of byte i/8 is the spike of neuron i
+//   bits   [B, T, ceil(D/8)] bytes (srm.h)
 //   tiles  [B * tiles, 2] int64: a tile's first pair in `slopes`, and how many it has
 //   slopes [2, capacity]: delta_u and delta_ut of the spikes; within a tile by kStepsAtOnce steps, then by vector of
 //          neurons, then by step, then by neuron: in the order in which the walk below meets them
@@ -13,7 +13,7 @@ namespace srm {
 namespace {
 
 constexpr int kSample = 512;  // neurons of a piece that is looked at to guess how many spikes there will be
-constexpr int kRowBytes = kTile / 8 + 8;  // a row's bits, padded so that a vector's bits can be read past its end
+constexpr int kRowBytes = padded_row(kTile);
 
 // For every pattern of spikes among 8 (4) lanes, as bytes: which lane goes to place j, and which place lane j is from.
 struct Orders {
@@ -84,28 +84,6 @@ template <typename A> inline Vector<A> spread(const A* in, uint32_t bits) {
 #endif
 }
 
-// Lanes as a mask from their bits.
-template <typename A> inline Mask<A> lane_mask(uint32_t bits) {
-    using Whole = std::remove_reference_t<decltype(Mask<A>{}[0])>;
-    Mask<A> each = {};
-    for (int lane = 0; lane < spikemark::Lanes<A>::count; ++lane) each[lane] = Whole{1} << lane;
-    return ((Mask<A>{} + static_cast<Whole>(bits)) & each) != 0;
-}
-
-// The bits of the vector at neuron i of a padded row, and their being put there (into a row of zeros).
-template <typename A> inline uint32_t bits_at(const uint8_t* row, int64_t i) {
-    constexpr int lanes = spikemark::Lanes<A>::count;
-    uint16_t two;
-    std::memcpy(&two, row + i / 8, 2);
-    return (two >> (i % 8)) & ((1u << lanes) - 1u);
-}
-template <typename A> inline void put_bits(uint8_t* row, int64_t i, uint32_t bits) {
-    constexpr int lanes = spikemark::Lanes<A>::count;
-    if constexpr (lanes == 16) std::memcpy(row + i / 8, &bits, 2);  // little-endian, as these machines are
-    else if constexpr (lanes == 8) row[i / 8] = static_cast<uint8_t>(bits);
-    else row[i / 8] = static_cast<uint8_t>(row[i / 8] | bits << (i % 8));
-}
-
 struct Saved {
     uint8_t* bits;
     int64_t* tiles;
@@ -161,8 +139,7 @@ SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t 
             State own = state[v];
             for (int j = 0; j < Steps; ++j) {
                 const Rise<A> now = rise(own, t + j, j, i, part, whole);
-                uint32_t bits = spikemark::lane_bits<A>(now.fired);
-                if constexpr (!decltype(whole)::value) bits &= (1u << part) - 1u;
+                const uint32_t bits = fired_bits<A, decltype(whole)::value>(now.fired, part);
                 put_bits<A>(row[j], i, bits);
                 squeeze<A>(scratch.w + count, now.delta_u, bits);
                 squeeze<A>(scratch.t + count, now.delta_ut, bits);
@@ -263,7 +240,7 @@ void backward_tile(const View& grad_out, int64_t piece, int64_t sample, int64_t 
                 const Vector<A> scale_w = spread<A>(scratch.w + begin[j], bits[j]);
                 const Vector<A> scale_t = spread<A>(scratch.t + begin[j], bits[j]);
                 Vector<A> w, s;
-                step_back(own, lane_mask<A>(bits[j]), scale_w, scale_t, get<A, Whole>(grad[j] + i, part), k, w, s);
+                step_back(own, spikemark::lane_mask<A>(bits[j]), scale_w, scale_t, get<A, Whole>(grad[j] + i, part), k, w, s);
                 put<Stream, Whole>(grad_w + at + j * neurons + i, w, part);
                 put<Stream, Whole>(grad_t + at + j * neurons + i, s, part);
             }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spikemark.reports import words
+from spikemark.reports import break_even, words
 from spikemark.reports.answers import Answer, timed
+from spikemark.reports.break_even import BreakEven
 from spikemark.reports.figures.canvas import GRID, INK, MUTED, WIDTH, Canvas, Scale, longest_width
 from spikemark.reports.figures.palette import Look
 from spikemark.reports.figures.picture import Picture
@@ -21,6 +21,8 @@ LEFT, RIGHT, TOP, BOTTOM = 62.0, 12.0, 10.0, 36.0
 LEGEND, SIZE = 14.0, 9.0
 BESIDE = 4.0
 """Points between marks that would cover each other."""
+MOST_RATES = 6
+"""Layers of one operator and phase whose firing rates are drawn."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,12 @@ def sweeps(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterabl
         by_phase.setdefault(answer.first["phase"], []).extend(r for r in answer.rows if timed(r))
     for phase, rows in by_phase.items():
         for variable in VARIABLES:
-            picture = _sweep(section, phase, variable, rows, looks)
-            if picture:
-                yield picture
+            yield from _sweep(section, phase, variable, rows, looks)
 
 
-def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict[str, Look]) -> Picture | None:
-    axis, fixed = VARIABLES[variable]
+def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict[str, Look]) -> Iterable[Picture]:
+    """The longest series; of firing rates, where each layer has a break-even of its own, several."""
+    _, fixed = VARIABLES[variable]
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         x = words.number(_value(row, variable))
@@ -148,35 +149,44 @@ def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict
             families.setdefault(tuple(_value(row, n) for n in fixed), []).append(row)
     spans = {key: {_value(r, variable) for r in rows} for key, rows in families.items()}
     useful = [key for key, values in spans.items() if len(values) > 1]
-    if not useful:
-        return None
-    best = max(useful, key=lambda k: (len(spans[k]), max(r["median_s"] for r in families[k])))
+    useful.sort(key=lambda k: (len(spans[k]), max(r["median_s"] for r in families[k])), reverse=True)
+    shown = useful[: MOST_RATES if variable == "rate" else 1]
+    for number, key in enumerate(shown):
+        left = len(useful) - len(shown) if number == len(shown) - 1 else 0
+        yield _series(section, phase, variable, families[key], looks, number, left)
+
+
+def _series(
+    section: str, phase: str, variable: str, rows: list[Row], looks: dict[str, Look], number: int, left: int
+) -> Picture:
+    """One picture of ``rows``, the ``number``-th of its kind; ``left`` further series have none."""
+    axis, fixed = VARIABLES[variable]
     lines: dict[str, list[Row]] = {}
-    for row in sorted(families[best], key=lambda r: (_value(r, variable), r["workload"])):
+    for row in sorted(rows, key=lambda r: (_value(r, variable), r["workload"])):
         lines.setdefault(row["implementation"], []).append(row)
-    operator, first = words.short(rows[0]["operator"]), families[best][0]
+    operator, first = words.short(rows[0]["operator"]), rows[0]
+    by_rate = variable == "rate"
     title = f"{operator} {words.clean(phase)}: time against {axis.title}"
-    several = len(useful) > 1
-    crossings = break_even(lines) if variable == "rate" else []
+    if by_rate:
+        title += f", {words.short(first['workload'], 40)}"
+    crossings = break_even.break_evens(lines) if by_rate else []
+    told = f" {break_even.sentence(lines)}" if by_rate else ""
     table = [
         [words.clean(name), axis.write(_value(r, variable)), *_time_and_interval(r)]
         for name, members in lines.items()
         for r in members
     ]
     kept = [f"{_FIXED[n]} {_fixed_text(first, n)}" for n in fixed if n in _FIXED]
-    left = len(useful) - 1
-    crossing_text = "".join(f" {c.text}." for c in crossings)
     return Picture(
-        "rate" if variable == "rate" else "sweep",
-        f"{variable}-{operator}-{words.clean(phase)}",
+        "rate" if by_rate else "sweep",
+        f"{variable}-{operator}-{words.clean(phase)}{f'-{number + 1}' if number else ''}",
         section,
         title,
-        f"Lines of median time against {axis.title} for {words.listed(list(lines), 6)}, both axes logarithmic."
-        f"{crossing_text}",
+        f"Lines of median time against {axis.title} for {words.listed(list(lines), 6)}, both axes logarithmic.{told}",
         ["implementation", axis.title, "time", "95 % interval"],
         table,
         lambda: _draw_sweep(lines, variable, axis, crossings, looks),
-        f"{', '.join(kept)}{': the longest series' if several else ''}. Whisker: 95 % interval.{crossing_text}",
+        f"{', '.join(kept)}{': the longest series' if left and not by_rate else ''}. Whisker: 95 % interval.{told}",
         words.count(left, "more series", "more series") if left else "",
     )
 
@@ -194,7 +204,7 @@ def _fixed_text(row: Row, name: str) -> str:
 
 
 def _draw_sweep(
-    lines: dict[str, list[Row]], variable: str, axis: Axis, crossings: list[Crossing], looks: dict[str, Look]
+    lines: dict[str, list[Row]], variable: str, axis: Axis, crossings: list[BreakEven], looks: dict[str, Look]
 ) -> Canvas:
     every = [r for members in lines.values() for r in members]
     plot = frame([_value(r, variable) for r in every], time_span(every), axis, TIME, list(lines), looks)
@@ -208,9 +218,9 @@ def _draw_sweep(
         plot.canvas.curve(list(middle), [sum(v) / len(v) for v in middle.values()], looks[name].color)
         plot.canvas.curve(xs, ys, looks[name].color, looks[name].marker, linestyle="none")
     for crossing in crossings:
-        x = plot.x(crossing.x)
+        x = plot.x(crossing.rate)
         plot.canvas.lines([(x, plot.y(plot.y.high), x, plot.bottom)], INK, 1.0, linestyles="dashed")
-        plot.canvas.text(x + 3, plot.bottom - 8, words.percent(crossing.x), SIZE)
+        plot.canvas.text(x + 3, plot.bottom - 8, words.percent(crossing.rate), SIZE)
     return plot.canvas
 
 
@@ -242,35 +252,6 @@ def apart(points: Sequence[float]) -> list[float]:
         middle = sum(points[i] for i in run) / len(run)
         for place, i in enumerate(run):
             out[i] = middle + (place - (len(run) - 1) / 2) * BESIDE if len(run) > 1 else points[i]
-    return out
-
-
-@dataclass(frozen=True)
-class Crossing:
-    """Where the fastest implementation changes along the firing rate."""
-
-    x: float
-    text: str
-
-
-def break_even(lines: dict[str, list[Row]]) -> list[Crossing]:
-    """Rates at which another implementation becomes the fastest, interpolated in logarithms between measured ones."""
-    at = {name: {r["rate_asked"]: r["median_s"] for r in members} for name, members in lines.items()}
-    rates = sorted({x for points in at.values() for x in points})
-    out = []
-    for low, high in itertools.pairwise(rates):
-        both = [n for n in at if low in at[n] and high in at[n]]
-        if len(both) < 2:
-            continue
-        before = min(both, key=lambda n: at[n][low])
-        after = min(both, key=lambda n: at[n][high])
-        if before == after:
-            continue
-        start, end = (math.log(at[before][x] / at[after][x]) for x in (low, high))
-        part = start / (start - end)
-        x = low * (high / low) ** part
-        text = f"Break-even at {words.percent(x)}: {words.clean(before)} below, {words.clean(after)} above"
-        out.append(Crossing(x, text))
     return out
 
 

@@ -141,6 +141,20 @@ def test_dry_run_shows_commands_and_runs_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("tool", sorted(tools.FOLDERS))
+def test_commands_can_be_written_down_where_the_tool_is_not(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(tools.FOLDERS, tool, ())
+    words = ("--tool", tool, "--dry-run", "--device", "cuda", "--implementation", "cupy_raw")
+    code, shown, _ = run(*words, capsys=capsys)
+    commands = [line for line in shown.splitlines() if not line.startswith("#")]
+    assert code == 0 and commands and all(line.startswith(f"{tool} ") for line in commands)
+    code, shown, _ = run(*words, f"--{tool}", "/there/it is", capsys=capsys)
+    assert code == 0 and shown.splitlines()[1].startswith("'/there/it is' ")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

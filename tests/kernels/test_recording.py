@@ -182,3 +182,9 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_negative_zero_is_written_as_zero(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.npz", spikes=np.array([-1.0, -0.0]).reshape(1, 2, 1, 1))
+    with pytest.raises(ValueError, match=r"holds values from -1 to 0 in 'spikes'"):
+        recording.read(path)
