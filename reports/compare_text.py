@@ -42,7 +42,10 @@ def cells(one: Change) -> list[str]:
     """One row of ``HEADER``."""
     row = one.new
     names = [words.clean(row[name]) for name in ("operator", "phase", "workload", "implementation")]
-    on = f"{words.clean(row['device'])} {words.clean(row['dtype'])} b{row['batch']} t{row['time_steps']}"
+    size = f"b{row['batch']} t{row['time_steps']}"
+    if row["spike_rate"] is not None:
+        size += f" {words.percent(row['spike_rate'])}"
+    on = f"{words.clean(row['device'])} {words.clean(row['dtype'])} {size}"
     times = [words.seconds(side["median_s"]) for side in (one.base, one.new)]
     verdict = f"{one.verdict}: {words.clean(one.reason)}" if one.reason else one.verdict
     if one.memory is not None and not 0.99 <= one.memory <= 1.01:

@@ -140,7 +140,7 @@ def sweeps(section: str, found: list[Answer], looks: dict[str, Look]) -> Iterabl
 
 
 def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict[str, Look]) -> Iterable[Picture]:
-    """The longest series; of firing rates, where each layer has a break-even of its own, several."""
+    """The longest series; of firing rates the longest of each layer, for each has a break-even of its own."""
     _, fixed = VARIABLES[variable]
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -150,7 +150,10 @@ def _sweep(section: str, phase: str, variable: str, rows: list[Row], looks: dict
     spans = {key: {_value(r, variable) for r in rows} for key, rows in families.items()}
     useful = [key for key, values in spans.items() if len(values) > 1]
     useful.sort(key=lambda k: (len(spans[k]), max(r["median_s"] for r in families[k])), reverse=True)
-    shown = useful[: MOST_RATES if variable == "rate" else 1]
+    shown = useful[:1]
+    if variable == "rate":
+        best = {families[key][0]["workload"]: key for key in reversed(useful)}
+        shown = [key for key in useful if key in best.values()][:MOST_RATES]
     for number, key in enumerate(shown):
         left = len(useful) - len(shown) if number == len(shown) - 1 else 0
         yield _series(section, phase, variable, families[key], looks, number, left)
@@ -176,7 +179,7 @@ def _series(
         for name, members in lines.items()
         for r in members
     ]
-    kept = [f"{_FIXED[n]} {_fixed_text(first, n)}" for n in fixed if n in _FIXED]
+    kept = [f"{_FIXED[n]} {_fixed_text(first, n)}".strip() for n in fixed if n in _FIXED]
     return Picture(
         "rate" if by_rate else "sweep",
         f"{variable}-{operator}-{words.clean(phase)}{f'-{number + 1}' if number else ''}",
@@ -186,7 +189,7 @@ def _series(
         ["implementation", axis.title, "time", "95 % interval"],
         table,
         lambda: _draw_sweep(lines, variable, axis, crossings, looks),
-        f"{', '.join(kept)}{': the longest series' if left and not by_rate else ''}. Whisker: 95 % interval.{told}",
+        f"{', '.join(kept)}{': the longest series' if left else ''}. Whisker: 95 % interval.{told}",
         words.count(left, "more series", "more series") if left else "",
     )
 
