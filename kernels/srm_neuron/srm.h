@@ -19,7 +19,7 @@ namespace srm {
 using spikemark::Mask;
 using spikemark::Vector;
 
-constexpr int kTile = 2048;                // most neurons of a tile: 8 KiB of float32 a step, two pages in a row
+constexpr int kTile = 4096;                // most neurons of a tile: 8 KiB of float32 a step, two pages in a row
 constexpr int kStepsAtOnce = 2;            // steps that a walk over a tile takes in one go (see srm.cpp)
 constexpr int64_t kSerialSteps = 1 << 16;  // fewer neuron-steps than this (50 us) are not worth waking threads for
 
