@@ -102,4 +102,4 @@ def sentence(lines: Lines) -> str:
     rates = [r["rate_asked"] for rows in lines.values() for r in rows if r["rate_asked"] > 0]
     who = words.listed(names, 4)
     span = f"{words.rate(min(rates))} to {words.rate(max(rates))}"
-    return f"No break-even from {span}: {who} {'is' if len(names) == 1 else 'are'} not beaten at any rate."
+    return f"No break-even from {span}: {who} {'is' if len(names) == 1 else 'are'} not clearly beaten at any rate."

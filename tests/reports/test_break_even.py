@@ -40,7 +40,7 @@ def test_overlapping_intervals_make_no_claim_however_the_medians_lie() -> None:
         "dense": line((0.01, 1.1, "tied"), (0.04, 1.1, "tied")),
     }
     assert break_evens(lines) == []
-    assert sentence(lines) == "No break-even from 1 % to 4 %: event and dense are not beaten at any rate."
+    assert sentence(lines) == "No break-even from 1 % to 4 %: event and dense are not clearly beaten at any rate."
     # Clear at one end only.
     lines["event"][0]["winner"], lines["dense"][0]["winner"] = "alone", ""
     assert break_evens(lines) == []
