@@ -85,7 +85,7 @@ def test_right_in_every_dtype(neuron, dtype):
     assert 0.05 < rate < 0.5
 
 
-@pytest.mark.parametrize("features", [2, 7, 8, 9, 63, 65, 1023, 1025, 2047, 2048, 2049, 2 * 2048 + 13])
+@pytest.mark.parametrize("features", [2, 7, 8, 9, 63, 65, 1023, 1025, 2049, 4095, 4096, 4097, 2 * 4096 + 13])
 def test_sizes_around_tiles(neuron, features):
     assert_right(neuron, (2, STEPS, features), seed=features)
 

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from layouts import same_bits, same_values
@@ -17,7 +18,7 @@ from spikemark.kernels.types import Problem, SrmParams
 
 PARAMS = SrmParams(tau_m=7.0, tau_s=4.0, tau_g=3.5)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-TILE = 2048
+TILE = 4096
 NATIVE, COMPACT = (kernels.get("srm_neuron", name) for name in ("native", "native_compact"))
 
 REASON = NATIVE.reason or COMPACT.reason
@@ -58,6 +59,23 @@ def test_the_dense_state_is_the_baselines_bit_for_bit():
     state, want = NATIVE.forward(current, PARAMS), kernels.get("srm_neuron", "torch_eager").forward(current, PARAMS)
     for name in ("spikes", "delta_u", "delta_ut"):
         assert torch.equal(getattr(state, name), getattr(want, name)), name
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("features", [1, 7, 8, 17, TILE + 13])
+def test_the_dense_neuron_keeps_its_spikes_as_bits(dtype, features):
+    current, grad = random((3, 5, features), dtype), random((3, 5, features), dtype, 1)
+    state = NATIVE.forward(current, PARAMS)
+    bits = np.unpackbits(state.saved["bits"].numpy(), axis=2, count=features, bitorder="little")
+    assert torch.equal(torch.from_numpy(bits), state.spikes.to(torch.uint8))
+    kept = state.for_backward()
+    assert [t.data_ptr() for t in kept[1:]] == [state.delta_u.data_ptr(), state.delta_ut.data_ptr()]
+    assert kept[0].numel() == 15 * -(-features // 8), "one bit a neuron-step, and not the spikes besides"
+    # A dense state of another implementation has no bits: it is packed, and gives the same.
+    dense = SrmState(state.spikes, state.delta_u, state.delta_ut)
+    assert torch.equal(NATIVE.pack(dense).saved["bits"], state.saved["bits"])
+    pairs = zip(NATIVE.backward(grad, state, PARAMS), NATIVE.backward(grad, dense, PARAMS), strict=True)
+    assert all(same_bits(a, b) for a, b in pairs)
 
 
 def test_streamed_outputs_are_those_of_cached_ones():
@@ -235,4 +253,4 @@ def test_a_failing_kernel_is_an_error():
     with pytest.raises(RuntimeError, match="srm_compact_scratch"):
         _native.check("srm_compact_scratch", 0, 1, 1)  # returns a size, which `check` must take for a failure
     layout = (ctypes.c_int64 * 5)(0, 0, 1, 1, 1)
-    assert _native.function("srm_forward")(9, _native._Params(), None, layout, 1, 1, 1, 1, None, None, None) == 1
+    assert _native.function("srm_forward")(9, _native._Params(), None, layout, 1, 1, 1, 1, *[None] * 4) == 1

@@ -8,8 +8,9 @@
 #include "srm.h"
 
 extern "C" {
-int srm_forward(int, const srm::Params*, const void*, const int64_t*, int64_t, int64_t, int64_t, int, void*, void*, void*);
-int srm_backward(int, const srm::Params*, const void*, const int64_t*, int64_t, int64_t, int64_t, int, const void*,
+int srm_forward(int, const srm::Params*, const void*, const int64_t*, int64_t, int64_t, int64_t, int, void*, void*, void*,
+                uint8_t*);
+int srm_backward(int, const srm::Params*, const void*, const int64_t*, int64_t, int64_t, int64_t, int, const uint8_t*,
                  const void*, const void*, void*, void*);
 int64_t srm_compact_scratch(int, int64_t, int);
 int64_t srm_compact_tiles(int64_t, int64_t);
@@ -47,13 +48,13 @@ int main(int argc, char** argv) {
     };
     const int64_t count = compact_forward();
     int failed = srm_forward(srm::kFloat32, &params, current.data(), layout, batch, steps, neurons, 1, spikes.data(),
-                             delta_u.data(), delta_ut.data());
+                             delta_u.data(), delta_ut.data(), bits.data());
     for (int i = 0; i < calls && !failed; ++i) {
         if (kernel == "native forward")
             failed = srm_forward(srm::kFloat32, &params, current.data(), layout, batch, steps, neurons, 1, spikes.data(),
-                                 delta_u.data(), delta_ut.data());
+                                 delta_u.data(), delta_ut.data(), bits.data());
         else if (kernel == "native backward")
-            failed = srm_backward(srm::kFloat32, &params, grad.data(), layout, batch, steps, neurons, 1, spikes.data(),
+            failed = srm_backward(srm::kFloat32, &params, grad.data(), layout, batch, steps, neurons, 1, bits.data(),
                                   delta_u.data(), delta_ut.data(), grad_w.data(), grad_t.data());
         else if (kernel == "native_compact forward") failed = compact_forward() != count;
         else if (kernel == "native_compact backward")
