@@ -13,7 +13,8 @@ class SrmState:
     """Result of ``srm_neuron`` forward.
 
     ``spikes`` is dense, [B, T, *S], in the dtype of the current, contiguous. Dense implementations also fill
-    ``delta_u`` and ``delta_ut`` (same shape and dtype); compact ones keep their own encoding in ``saved``.
+    ``delta_u`` and ``delta_ut`` (same shape and dtype). Where backward reads anything else (a compact
+    encoding, spikes as bits), ``saved`` holds all that it reads.
     """
 
     spikes: Tensor
