@@ -30,11 +30,16 @@ class BreakEven:
     above: str
 
     @property
+    def about(self) -> str:
+        """``rate`` in percent to two digits: more it does not have."""
+        return words.rate(float(f"{self.rate:.2g}"))
+
+    @property
     def text(self) -> str:
         """One line, without a full stop."""
         below, above = words.clean(self.below), words.clean(self.above)
         between = f"between {words.rate(self.low)} and {words.rate(self.high)}"
-        return f"Break-even at about {words.percent(self.rate)} ({between}): {below} below, {above} above"
+        return f"Break-even at about {self.about} ({between}): {below} below, {above} above"
 
 
 def break_evens(lines: Lines) -> list[BreakEven]:

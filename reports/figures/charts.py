@@ -223,7 +223,7 @@ def _draw_sweep(
     for crossing in crossings:
         x = plot.x(crossing.rate)
         plot.canvas.lines([(x, plot.y(plot.y.high), x, plot.bottom)], INK, 1.0, linestyles="dashed")
-        plot.canvas.text(x + 3, plot.bottom - 8, words.percent(crossing.rate), SIZE)
+        plot.canvas.text(x + 3, plot.bottom - 8, crossing.about, SIZE)
     return plot.canvas
 
 

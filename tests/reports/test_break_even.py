@@ -21,7 +21,7 @@ def test_it_lies_where_the_medians_meet_in_logarithms() -> None:
     (found,) = break_evens(lines)
     assert found.rate == pytest.approx(0.02)
     assert found == BreakEven(found.rate, 0.01, 0.04, "event", "dense")
-    assert sentence(lines) == "Break-even at about 2.00 % (between 1 % and 4 %): event below, dense above."
+    assert sentence(lines) == "Break-even at about 2 % (between 1 % and 4 %): event below, dense above."
 
 
 def test_rates_at_which_neither_is_clearly_faster_widen_the_claim() -> None:
