@@ -92,6 +92,8 @@ class Stages:
         assert self.block is not None
         verify.recheck(self.block, self.bound, sampler.result, "its last timed call", self.verified.checksums)
         sampler.result = None
+        if self.verified.second_input:  # one that has seen this input often enough may have stopped computing
+            verify.second_call(self.block, self.implementation, self.clock, {}, " after its timed calls")
         if self.options.call_time and self.clock.cuda:
             self._call_times()
         if self.options.ledger:

@@ -239,8 +239,11 @@ def gate(
     )
 
 
-def second_call(block: Block, implementation: Any, clock: DeviceClock, earlier: dict[str, Tensor]) -> bool:
-    """The call on the other input, in poisoned memory. Raises ``Refused``; whether memory was poisoned."""
+def second_call(
+    block: Block, implementation: Any, clock: DeviceClock, earlier: dict[str, Tensor], when: str = ""
+) -> bool:
+    """The call on the other input, in poisoned memory. Raises ``Refused``, whose reason tells ``when`` it was made;
+    whether memory was poisoned."""
     case = block.case
     with block.second() as reference:
         bound = block.definition.bind(implementation, case.phase, block.inputs, case.problem)
@@ -254,7 +257,7 @@ def second_call(block: Block, implementation: Any, clock: DeviceClock, earlier: 
             raise incorrect(reason)
         comparison = block.compare(outputs, reference)
         if not comparison.ok:
-            note = ", in memory filled with NaN" if poisoned else ""
+            note = when + (", in memory filled with NaN" if poisoned else "")
             raise incorrect(f"right on a first input, wrong on a second{note}: {comparison.reason}")
     return poisoned
 

@@ -218,6 +218,20 @@ class HostileCached(Right):
         return SrmState(*(p.clone() for p in parts if p is not None))
 
 
+@hostile("incorrect", "wrong on a second after its timed calls")
+class HostileCachedLater(Right):
+    """Computes its first few results, and returns copies of the last of them ever after."""
+
+    kept: SrmState | None = None
+
+    def spoil(self, state: SrmState) -> Any:
+        if self.calls <= 4:
+            self.kept = state
+        assert self.kept is not None
+        parts = (self.kept.spikes, self.kept.delta_u, self.kept.delta_ut)
+        return SrmState(*(p.clone() for p in parts if p is not None))
+
+
 @hostile("incorrect", "memory")
 class HostileSameBuffer(Right):
     """Returns the same buffers at every call."""
