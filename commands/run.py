@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spikemark.harness.plan import RunOptions, RunResult
     from spikemark.harness.process import WorkerCommand
 
+EXIT_INTERRUPTED = 130
 CONTINUING = {"--out", "--resume", "--time-limit", "--address"}
 
 
@@ -40,11 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_cluster_options(arguments)
         cases = shared.cases(arguments)
         result = supervisor.run(cases, settings(cases), worker_command(), arguments.argv)
-    page = html.write([result.path], None)  # before anything is printed: a reader such as `head` may be gone
+    code = result.exit_code
+    try:  # before anything is printed: a reader such as `head` may be gone
+        page = html.write([result.path], None)
+    except KeyboardInterrupt:  # once is for stopping to measure: the report is still wanted
+        page, code = html.write([result.path], None), EXIT_INTERRUPTED
     said = [*result.message.splitlines(), *getattr(arguments, "left_to_others", [])]
     said = [terminal.inert(line, 1000) for line in said]
     print("\n".join(filter(None, [summary(result.path), *said, str(page)])))
-    return result.exit_code
+    return code
 
 
 def _elsewhere(arguments: argparse.Namespace, settings: Callable[[Sequence[Any]], RunOptions]) -> RunResult:

@@ -69,6 +69,7 @@ class Stages:
         self._stage("warm-up")
         with no_collection():
             self.sampler.warm_up()
+        self._leave_inputs_alone()
 
     def turn(self) -> None:
         """A few cold samples."""
@@ -100,7 +101,11 @@ class Stages:
             self._ledger()
         self._look_for_leaks()
         record.details["prepare_s"] = sampler.prepare_s
-        if reason := self.block.changed_inputs():
+        self._leave_inputs_alone()
+
+    def _leave_inputs_alone(self) -> None:
+        """End here if inputs were written to: the next to read them would be blamed for it."""
+        if reason := self.changed_inputs():
             raise verify.incorrect(f"{reason} (not in its first calls)")
 
     def changed_inputs(self) -> str:

@@ -24,6 +24,8 @@ from spikemark.kernels.definition import DTYPES, BoundCall, Comparison, Definiti
 from spikemark.kernels.state import SrmState
 from torch import Tensor
 
+# Bound before any kernel runs: one that replaces torch.equal cannot make all results equal.
+_equal = torch.equal
 FINGERPRINT = 4096
 M_PERTURB = -6
 PERTURB_NAN = 0x100
@@ -334,7 +336,7 @@ def same_bits(a: Any, b: Any) -> bool:
     """Whether two checksums, or lists of them, are equal."""
     if isinstance(a, list):
         return len(a) == len(b) and all(same_bits(x, y) for x, y in zip(a, b, strict=True))
-    return a.shape == b.shape and torch.equal(a, b)
+    return a.shape == b.shape and _equal(a, b)
 
 
 @one_thread()

@@ -232,6 +232,15 @@ class HostileCachedLater(Right):
         return SrmState(*(p.clone() for p in parts if p is not None))
 
 
+@hostile("incorrect", "writes to its input")
+class HostileWritesInWarmUp(Right):
+    """Leaves its inputs alone while it is verified, and writes to them from its third call on."""
+
+    def before(self, given: Tensor) -> None:
+        if self.calls > 2:
+            given.view(-1)[0] += 1
+
+
 @hostile("incorrect", "memory")
 class HostileSameBuffer(Right):
     """Returns the same buffers at every call."""

@@ -99,10 +99,15 @@ def bits_shape(tensor: Tensor) -> tuple[int, int, int]:
     return tensor.shape[0], tensor.shape[1], (tensor.shape[2:].numel() + 7) // 8
 
 
-def check_bits(bits: Tensor, grad_out: Tensor) -> None:
-    """``ValueError`` unless the spikes of a state were made for a tensor of ``grad_out``'s shape."""
-    if grad_out.ndim < 2 or tuple(bits.shape) != bits_shape(grad_out):
-        raise ValueError(f"state is for bits of shape {list(bits.shape)}, grad_out is {list(grad_out.shape)}")
+def readable_bits(bits: Tensor, grad_out: Tensor) -> Tensor:
+    """A state's spikes as bits, contiguous. ``ValueError`` unless they are bytes and for ``grad_out``'s shape (as far
+    as bits can tell: of the last byte's neurons none is counted)."""
+    if grad_out.ndim < 2 or tuple(bits.shape) != bits_shape(grad_out) or bits.dtype != torch.uint8:
+        have = f"{list(bits.shape)}" + ("" if bits.dtype == torch.uint8 else f" and {bits.dtype}")
+        raise ValueError(f"state is for bits of shape {have}, grad_out is {list(grad_out.shape)}")
+    if bits.device.type != "cpu":
+        raise ValueError(f"state is on {bits.device}, not on the CPU")
+    return bits.detach().contiguous()
 
 
 def call(name: str, tensor: Tensor, params: SrmParams, *rest: Any) -> None:

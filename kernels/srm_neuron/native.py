@@ -46,7 +46,7 @@ class Native:
         spikes, delta_u, delta_ut = dense_state(state.spikes, state)
         check_cpu("spikes", spikes)
         fired = (spikes != 0).reshape(*spikes.shape[:2], spikes.shape[2:].numel())
-        bits = torch.from_numpy(np.packbits(fired.numpy(), axis=2, bitorder="little"))
+        bits = torch.from_numpy(np.packbits(fired.contiguous().numpy(), axis=2, bitorder="little"))
         return _with_bits(state.spikes, delta_u.contiguous(), delta_ut.contiguous(), bits)
 
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
@@ -59,8 +59,7 @@ class Native:
         check_cpu("grad_out", grad_out)
         if "bits" not in state.saved or "delta_u" not in state.saved:
             state = self.pack(SrmState(*dense_state(grad_out, state)))
-        bits, slopes = state.saved["bits"], []
-        _native.check_bits(bits, grad_out)
+        bits, slopes = _native.readable_bits(state.saved["bits"], grad_out), []
         for name in ("delta_u", "delta_ut"):
             check_like(grad_out, name, state.saved[name])
             slopes.append(state.saved[name].detach().to(grad_out.dtype).contiguous())

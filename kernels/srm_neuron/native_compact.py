@@ -82,23 +82,35 @@ class NativeCompact:
     def backward(self, grad_out: Tensor, state: SrmState, params: SrmParams) -> tuple[Tensor, Tensor]:
         """``(grad_w, grad_t)`` [B, T, *S] from the compact state of ``forward`` or ``pack``.
 
-        Raises ``ValueError`` for a dense state, or one that was made for another shape, ``TypeError`` for another
+        Raises ``ValueError`` for a dense state, or one that was made for another number of samples, steps or tiles of
+        neurons (bits are counted by eights: a few neurons more or less cannot be told), ``TypeError`` for another
         dtype: it decides the tiles, and with them the order of the slopes.
         """
         check_float("grad_out", grad_out)
         check_cpu("grad_out", grad_out)
         if set(state.saved) != {"bits", "tiles", "slopes"}:
             raise ValueError("state is not native_compact's: pack a dense one first")
-        bits, tiles = state.saved["bits"], state.saved["tiles"]
         slopes = state.saved["slopes"].contiguous()
         check_state_dtype(grad_out, slopes)
-        _native.check_bits(bits, grad_out)
+        bits = _native.readable_bits(state.saved["bits"], grad_out)
+        tiles = _checked_tiles(state.saved["tiles"], slopes, grad_out)
         grad_w, grad_t = new_like(grad_out, 2)
         if grad_out.numel():
             scratch = _scratch(grad_out, torch.get_num_threads())
             rest = (bits, tiles, slopes, slopes.shape[1], scratch, grad_w, grad_t)
             _native.call("srm_compact_backward", _native.readable(grad_out), params, *rest)
         return grad_w, grad_t
+
+
+def _checked_tiles(tiles: Tensor, slopes: Tensor, grad_out: Tensor) -> Tensor:
+    """``tiles``, contiguous. ``ValueError`` if they are not for ``grad_out``'s shape, or lie outside ``slopes``."""
+    batch, _, neurons, _ = _native.sizes(grad_out)
+    count = _native.function("srm_compact_tiles")(batch, neurons) if grad_out.numel() else 0
+    if tuple(tiles.shape) != (count, 2) or tiles.dtype != torch.int64 or tuple(slopes.shape[:-1]) != (2,):
+        raise ValueError(f"state has tiles {list(tiles.shape)} of {tiles.dtype}: not made for {list(grad_out.shape)}")
+    if count and (int(tiles.min()) < 0 or int(tiles.sum(1).max()) > slopes.shape[1]):
+        raise ValueError(f"state has {slopes.shape[1]} slopes, fewer than its tiles refer to")
+    return tiles.contiguous()
 
 
 def _estimate(x: Tensor, params: SrmParams) -> int:

@@ -184,3 +184,27 @@ def test_closed_streams_are_no_crash(line: str, code: int) -> None:
         f"'{sys.executable}' -m spikemark {line}", shell=True, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_interrupted_while_the_report_is_written_it_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spikemark import runner
+    from spikemark.harness import supervisor
+    from spikemark.harness.plan import RunResult
+    from spikemark.reports import html
+
+    pages: list[Path] = []
+
+    def write(runs: list[Path], out: Path | None) -> Path:
+        pages.append(runs[0])
+        if len(pages) == 1:
+            raise KeyboardInterrupt
+        return runs[0] / "report.html"
+
+    monkeypatch.setattr(supervisor, "run", lambda *given: RunResult(0, tmp_path))
+    monkeypatch.setattr(html, "write", write)
+    monkeypatch.setattr("spikemark.commands.run.summary", lambda path: "")
+    words = ("--operator=clamped_sign", "--workload=mnist/conv2", "--batch=1", f"--out={tmp_path}")
+    assert runner.main(["run", *words]) == 130
+    assert pages == [tmp_path, tmp_path]

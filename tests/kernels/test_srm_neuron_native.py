@@ -78,6 +78,50 @@ def test_the_dense_neuron_keeps_its_spikes_as_bits(dtype, features):
     assert all(same_bits(a, b) for a, b in pairs)
 
 
+def features_outermost(tensor):
+    """The same values with the last axis outermost in memory."""
+    return tensor.transpose(0, 2).contiguous().transpose(0, 2)
+
+
+def test_a_state_in_another_layout_gives_the_same_gradients():
+    current, grad = random((2, 12, 5000)), random((2, 12, 5000), seed=1)
+    state, compact = NATIVE.forward(current, PARAMS), COMPACT.forward(current, PARAMS)
+    want = NATIVE.backward(grad, state, PARAMS)
+    dense = SrmState(*(features_outermost(t) for t in (state.spikes, state.delta_u, state.delta_ut)))
+    own = dataclasses.replace(state, saved={n: features_outermost(t) for n, t in state.saved.items()})
+    turned = {
+        "bits": features_outermost(compact.saved["bits"]),
+        "tiles": compact.saved["tiles"].t().contiguous().t(),
+        "slopes": compact.saved["slopes"].t().contiguous().t(),
+    }
+    got = [NATIVE.backward(grad, dense, PARAMS), NATIVE.backward(grad, own, PARAMS)]
+    got += [COMPACT.backward(grad, COMPACT.pack(dense), PARAMS)]
+    got += [COMPACT.backward(grad, dataclasses.replace(compact, saved=turned), PARAMS)]
+    for gradients in got:
+        assert all(same_bits(a, b) for a, b in zip(gradients, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: {"tiles": saved["tiles"][:0]},
+        lambda saved: {"tiles": saved["tiles"].int()},
+        lambda saved: {"tiles": saved["tiles"] + 10**9},
+        lambda saved: {"tiles": saved["tiles"] - 1},
+        lambda saved: {"slopes": saved["slopes"][:, :10]},
+        lambda saved: {"bits": saved["bits"].long()},
+        lambda saved: {"bits": saved["bits"].bool()},
+        lambda saved: {"bits": saved["bits"][:, :, :-1]},
+    ],
+)
+def test_a_compact_state_that_cannot_be_is_refused(change):
+    current = random((2, 12, 5000))
+    compact = COMPACT.forward(current, PARAMS)
+    altered = dataclasses.replace(compact, saved=dict(compact.saved) | change(compact.saved))
+    with pytest.raises(ValueError, match=r"state (is for|has) "):
+        COMPACT.backward(torch.ones_like(current), altered, PARAMS)
+
+
 def test_streamed_outputs_are_those_of_cached_ones():
     # More output than any last cache holds here would be slow: the same neurons, once in a case past the limit of
     # 32 MiB that most machines have, once alone. Rows of 2**15 are whole vectors, so stores may stream.

@@ -184,3 +184,24 @@ def test_the_preset_is_the_suite_and_an_unknown_one_is_one_line() -> None:
     assert bad.returncode == 4
     assert "did you mean 'smoke'" in bad.stderr
     assert "Traceback" not in bad.stderr + bad.stdout
+
+
+def test_a_forked_copy_of_the_measuring_process_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spikemark.suites.plugin import Suite
+
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended
+
+    reading, writing = os.pipe()
+    suite = Suite([], events=writing)
+    suite.emit("one")
+    monkeypatch.setattr(os, "getpid", lambda: suite.process + 1)
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended):
+        suite.emit("two")
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        assert stream.read() == '{"event": "one"}\n'
