@@ -44,7 +44,7 @@ BASE_FLAGS = (
 TUNING_FLAGS = ("-march=native", "-fopenmp")
 WITHOUT_TUNING: tuple[tuple[str, ...], ...] = ((), ("-fopenmp",), ("-fopenmp", "-march=native"))
 SHARED_FOLDER = Path(__file__).resolve().parent
-SHARED_HEADERS = ("_parallel.h", "_vectors.h")
+SHARED_HEADERS = ("_caches.h", "_parallel.h", "_vectors.h")
 COMPILE_TIMEOUT_S = 300
 
 

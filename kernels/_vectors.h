@@ -245,17 +245,4 @@ inline void advise_huge_pages(void* data, int64_t bytes) {
 #endif
 }
 
-// Bytes beyond which a call's outputs cannot stay in the last cache.
-inline int64_t cache_bytes() {
-    static const int64_t bytes = [] {
-        int64_t found = 0;
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-        found = sysconf(_SC_LEVEL3_CACHE_SIZE);
-        if (found <= 0) found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-        return found > 0 ? found : int64_t{8} << 20;
-    }();
-    return bytes;
-}
-
 }  // namespace spikemark

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "_caches.h"
 #include "_parallel.h"
 #include "_vectors.h"
 

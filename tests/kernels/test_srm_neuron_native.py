@@ -11,6 +11,7 @@ import pytest
 import torch
 from layouts import same_bits, same_values
 from spikemark import kernels
+from spikemark.harness import clock
 from spikemark.kernels.definition import definition
 from spikemark.kernels.srm_neuron import _native, native_compact
 from spikemark.kernels.state import SrmState
@@ -52,6 +53,35 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, dtype, shape):
     for count in (2, 3, 7):
         threads(count)
         assert all(same_bits(a, b) for a, b in zip(everything(current, grad), want, strict=True)), count
+
+
+@pytest.fixture
+def caches():
+    """Pretends that the last caches hold so many bytes, in both libraries."""
+    libraries = [library.load().spikemark_cache_bytes for library in _native.LIBRARIES.values()]
+    for function in libraries:
+        function.restype, function.argtypes = ctypes.c_int64, (ctypes.c_int64,)
+    yield lambda size: [function(size) for function in libraries]
+    for function in libraries:
+        function(0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(2, 7, 4096 + 64), (1, 4, 9001), (3, 5, 2, 3, 32)])
+def test_stores_past_the_caches_change_no_bit(caches, dtype, shape):
+    current, grad = random(shape, dtype), random(shape, dtype, 1)
+    caches(1 << 40)
+    want = everything(current, grad)
+    caches(1)
+    assert all(same_bits(a, b) for a, b in zip(everything(current, grad), want, strict=True))
+
+
+def test_the_caches_are_those_that_the_harness_flushes(caches):
+    """glibc's sysconf says 320 MiB where there are 32: then nothing was stored past the caches, whatever its size."""
+    known = clock.cache_bytes(torch.device("cpu"))
+    if not known:
+        pytest.skip("this machine does not say how large its caches are")
+    assert caches(0) == [known, known]
 
 
 def test_the_dense_state_is_the_baselines_bit_for_bit():
