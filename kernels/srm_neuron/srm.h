@@ -67,6 +67,13 @@ public:
         for (int i = 0; i < neurons_; ++i) gathered_[slot][i] = at[offsets_[i]];
         return gathered_[slot];
     }
+    // Asks for element i of the row `steps` steps after `at`, which is a row of a tensor that is read in place, ahead of
+    // its use: into the first cache, or the Second. Near the ends that may be memory of others: nothing is read.
+    template <bool Second> void fetch_ahead(const S* at, int64_t i, int64_t steps) const {
+        const auto bytes = (i + steps * (dense_ ? view_.time_stride() : 0)) * static_cast<int64_t>(sizeof(S));
+        const auto where = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(bytes);
+        __builtin_prefetch(reinterpret_cast<const void*>(where), 0, Second ? 2 : 3);
+    }
 private:
     const View& view_;
     const S* base_;
