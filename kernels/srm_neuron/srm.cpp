@@ -34,7 +34,7 @@ void forward_tile(const View& current, int64_t sample, int64_t first, int n, int
             for (int j = 0; j < Steps; ++j) {
                 const Rise<A> rise = step(own, get<A, Whole>(x[j] + i, part), k);
                 const int64_t here = at + j * neurons + i;
-                put_bits<A>(row[j], i, fired_bits<A, Whole>(rise.fired, part));
+                put_bits<A>(row[j], i, fired_bits<Whole>(rise.bits, part));
                 put<Stream, Whole>(spikes + here, rise.fired ? one : zero, part);
                 put<Stream, Whole>(delta_u + here, rise.delta_u, part);
                 put<Stream, Whole>(delta_ut + here, rise.delta_ut, part);

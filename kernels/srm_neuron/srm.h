@@ -94,7 +94,8 @@ template <typename A> struct Constants {
 // State between steps. The last potential is not kept: it is gain * (m - s), and 0 after a spike, like m and s.
 template <typename A> struct Membrane { Vector<A> m, s, g; };
 
-template <typename A> struct Rise { Vector<A> delta_u, delta_ut; Mask<A> fired; };
+// `fired` as lanes and as bits.
+template <typename A> struct Rise { Vector<A> delta_u, delta_ut; Mask<A> fired; uint32_t bits; };
 
 template <typename A> inline Rise<A> step(Membrane<A>& state, Vector<A> x, const Constants<A>& k) {
     const Vector<A> u_last = k.gain * (state.m - state.s), zero = {};
@@ -104,7 +105,7 @@ template <typename A> inline Rise<A> step(Membrane<A>& state, Vector<A> x, const
     state.m = fired ? zero : m;
     state.s = fired ? zero : s;
     state.g = fired ? zero : g;
-    return {u - u_last, g, fired};
+    return {u - u_last, g, fired, spikemark::greater_bits<A>(u, k.v_th)};
 }
 
 // What the next spike (walking back in time) hands to earlier steps: its two scales, and the three exponentials as
@@ -169,8 +170,7 @@ template <typename A> inline void put_bits(uint8_t* row, int64_t i, uint32_t bit
 }
 
 // The bits of the lanes that fired: of a whole vector, or of the first `part` lanes.
-template <typename A, bool Whole> inline uint32_t fired_bits(Mask<A> fired, int part) {
-    const uint32_t bits = spikemark::lane_bits<A>(fired);
+template <bool Whole> inline uint32_t fired_bits(uint32_t bits, int part) {
     return Whole ? bits : bits & ((1u << part) - 1u);
 }
 

@@ -150,7 +150,7 @@ SPIKEMARK_INLINE int64_t encode_tile(const Saved saved, int64_t sample, int64_t 
             State own = state[v];
             for (int j = 0; j < Steps; ++j) {
                 const Rise<A> now = rise(own, t + j, j, i, part, whole);
-                const uint32_t bits = fired_bits<A, decltype(whole)::value>(now.fired, part);
+                const uint32_t bits = fired_bits<decltype(whole)::value>(now.bits, part);
                 put_bits<A>(row[j], i, bits);
                 squeeze<A>(scratch.w + count, now.delta_u, bits);
                 squeeze<A>(scratch.t + count, now.delta_ut, bits);
@@ -176,7 +176,7 @@ int64_t count_spikes(const View& current, int64_t sample, int64_t first, int n, 
         const S* x = rows.row(t);
         for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
             const Rise<A> rise = step(state[v], get<A, decltype(whole)::value>(x + i, part), k);
-            count += __builtin_popcount(spikemark::lane_bits<A>(rise.fired));
+            count += __builtin_popcount(rise.bits);
         });
     }
     return count;
@@ -298,7 +298,9 @@ SPIKEMARK_EXPORT int srm_compact_count(int dtype, const srm::Params* params, con
         const srm::View view{current, layout};
         const srm::Constants<A> k(*params);
         const int64_t tiles = (neurons + srm::kSample - 1) / srm::kSample, all = batch * tiles;
-        const int64_t apart = std::max<int64_t>(1, std::min(every, all / fewest)), pieces = (all + apart - 1) / apart;
+        // An odd distance: channels are mostly powers of two in number, and their same ones would be looked at everywhere.
+        const int64_t apart = (std::max<int64_t>(1, std::min(every, all / fewest)) - 1) | 1;
+        const int64_t pieces = (all + apart - 1) / apart;
         std::atomic<int64_t> spikes{0}, looked{0};
         spikemark::parallel_for(pieces, threads, [&](int64_t nth) {
             const int64_t piece = nth * apart, first = piece % tiles * srm::kSample;
@@ -360,9 +362,10 @@ SPIKEMARK_EXPORT int srm_compact_pack(int dtype, int64_t batch, int64_t steps, i
                 constexpr bool Whole = decltype(whole)::value;
                 const int64_t at = (sample * steps + t) * neurons + first + i;
                 const spikemark::Vector<A> zero = {};
+                const auto fired = srm::get<A, Whole>(static_cast<const S*>(spikes) + at, part) != zero;
                 return srm::Rise<A>{srm::get<A, Whole>(static_cast<const S*>(delta_u) + at, part),
-                                    srm::get<A, Whole>(static_cast<const S*>(delta_ut) + at, part),
-                                    srm::get<A, Whole>(static_cast<const S*>(spikes) + at, part) != zero};
+                                    srm::get<A, Whole>(static_cast<const S*>(delta_ut) + at, part), fired,
+                                    spikemark::lane_bits<A>(fired)};
             };
             const int64_t count = srm::encode_tile<A>(saved, sample, first, n, steps, neurons, own, nothing, read);
             if (!srm::place<S>(saved, piece, own, count, placed)) full.store(true);
