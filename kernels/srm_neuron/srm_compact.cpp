@@ -175,6 +175,7 @@ int64_t count_spikes(const View& current, int64_t sample, int64_t first, int n, 
     for (int64_t t = 0; t < steps; ++t) {
         const S* x = rows.row(t);
         for_vectors<A>(n, [&](int64_t i, int64_t v, int part, auto whole) SPIKEMARK_INLINE_LAMBDA {
+            rows.template fetch_ahead<false>(x, i, 4);
             const Rise<A> rise = step(state[v], get<A, decltype(whole)::value>(x + i, part), k);
             count += __builtin_popcount(rise.bits);
         });
