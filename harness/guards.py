@@ -230,7 +230,7 @@ class Leftover:
 def _is_worker(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
     module = getattr(target, "__module__", None) or type(thread).__module__
-    return module.split(".")[0] in WORKER_MODULES or module in WORKER_MODULES
+    return any(module == known or module.startswith(f"{known}.") for known in WORKER_MODULES)
 
 
 def native_threads() -> int:

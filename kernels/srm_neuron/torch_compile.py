@@ -12,6 +12,7 @@ import functools
 import os
 import shlex
 import shutil
+import sys
 import sysconfig
 import types
 from collections.abc import Callable
@@ -106,7 +107,11 @@ class Graph:
         from torch._dynamo import lookup_backend
 
         self.compilations += 1
-        return lookup_backend("inductor")(graph, inputs)
+        limit = sys.getrecursionlimit()
+        try:
+            return lookup_backend("inductor")(graph, inputs)
+        finally:
+            sys.setrecursionlimit(limit)  # inductor raises it for the whole process, and leaves it so
 
     def __call__(self, *arguments: Tensor | None) -> tuple[Tensor, ...]:
         """The function's result for ``arguments``, its tensors of any size; see ``forward_steps``."""

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from spikemark import kernels
 from spikemark.harness.records import COLUMNS
 
 COMMAND = [sys.executable, "-m", "spikemark"]
+COMPILED = kernels.get("srm_neuron", "torch_compile")
 PLUGIN = """
 import ctypes, torch
 from spikemark import kernels
@@ -51,6 +53,20 @@ SELECT = (
     *("--operator", "clamped_sign", "--operator", "adjusted_avg_pool2d"),
     *("--implementation", "torch", "--implementation", "wrong", "--implementation", "crashes"),
 )
+
+
+@pytest.mark.skipif(bool(COMPILED.reason), reason=str(COMPILED.reason))
+def test_what_a_compiler_does_in_the_process_is_not_the_kernels_fault(tmp_path, monkeypatch) -> None:
+    """With nothing compiled before, inductor raises the recursion limit and starts threads; presets skip it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    select = ("--preset", "smoke", "--operator", "srm_neuron", "--implementation", "torch_compile", "--device", "cpu")
+    done = command(tmp_path, "run", *select, "--out", "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        assert {(row["phase"], row["status"]) for row in csv.DictReader(file)} == {
+            ("forward", "ok"),
+            ("backward", "ok"),
+        }
 
 
 def test_a_run_and_its_resumption(folder: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,14 @@ def test_threads_left_behind() -> None:
         lasting.join()
     assert watched.threads() == ""
     assert not thread.is_alive()
+
+
+def test_threads_of_an_executor_may_stay() -> None:
+    """torch's compiler keeps one."""
+    watched = Leftover()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        assert len(Leftover().before - watched.before) == 1 and watched.threads() == ""
 
 
 def test_a_thread_that_is_about_to_end_gets_the_time_to() -> None:

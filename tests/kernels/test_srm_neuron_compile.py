@@ -6,6 +6,8 @@ What inductor makes of them is tested with every other implementation.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch._dynamo
@@ -49,6 +51,18 @@ def graphs(steps, chunked=False):
     """The forward's and the backward's graph."""
     threads = torch.get_num_threads()
     return [torch_compile.compiled(p, steps, chunked, torch.float32, "cpu", threads) for p in ("forward", "backward")]
+
+
+def test_the_recursion_limit_stays_what_it_was(monkeypatch):
+    eager, limit = torch._dynamo.lookup_backend("eager"), sys.getrecursionlimit()
+
+    def inductor(graph, inputs):
+        sys.setrecursionlimit(limit + 1000)  # as torch's does
+        return eager(graph, inputs)
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: inductor)
+    assert_as_eager((2, 3, 7))
+    assert sys.getrecursionlimit() == limit
 
 
 def test_sizes_and_constants_compile_nothing_new(no_inductor):
