@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from spikemark.harness.clock import DeviceClock, flush_bytes
-from spikemark.kernels._build import BuildError, NativeLibrary
+from spikemark.kernels._build import NativeLibrary
 from torch import Tensor
 
 SAMPLES = 12
@@ -30,25 +30,26 @@ def calibrate(device: str) -> dict[str, Any]:
     """Copy a buffer larger than the caches and multiply two small matrices, ``SAMPLES`` times each.
 
     Returns ``copy_bytes_per_s`` (bytes read plus bytes written, a second, at the median sample of the faster copy),
-    ``samples`` (s, of torch's copy), ``streaming_samples`` (s, of a copy that stores past the caches; CPUs only) or
-    ``streaming_unavailable`` (why there is none), ``bytes`` (read plus written a copy), ``compute_samples`` (s) and
-    ``clock`` (how it was measured).
+    ``samples`` (s, of torch's copy), ``streaming_samples`` (s, of a copy that stores past the caches where the
+    processor can; CPUs only) or ``streaming_unavailable`` (why there is none), ``bytes`` (read plus written a copy),
+    ``compute_samples`` (s) and ``clock`` (how it was measured).
     """
     clock = DeviceClock(device)
     size = flush_bytes(clock.device) // _ALIGNMENT * _ALIGNMENT
     source = torch.ones(size // 4, dtype=torch.float32, device=clock.device)
     target = torch.zeros_like(source)
-    found: dict[str, Any] = {"samples": _time(clock, lambda _: target.copy_(source))}
-    fastest = statistics.median(found["samples"])
-    if not clock.cuda:
-        try:
-            found["streaming_samples"] = _time(clock, streaming_copy(target.zero_(), source))
-            fastest = min(fastest, statistics.median(found["streaming_samples"]))
-        except (BuildError, ValueError) as error:
-            found["streaming_unavailable"] = str(error)
+    torch_samples = _time(clock, lambda _: target.copy_(source))
+    fastest = statistics.median(torch_samples)
     a = torch.full((COMPUTE_SIZE, COMPUTE_SIZE), 0.5, device=clock.device)
     out = torch.empty_like(a)
     compute = _time(clock, lambda _: torch.mm(a, a, out=out))
+    found: dict[str, Any] = {"samples": torch_samples}
+    if not clock.cuda:  # last, so that it moves no gauge of drift
+        try:
+            found["streaming_samples"] = _time(clock, streaming_copy(target.zero_(), source))
+            fastest = min(fastest, statistics.median(found["streaming_samples"]))
+        except (RuntimeError, ValueError, OSError) as error:  # nothing can be built: BuildError, no home, no room
+            found["streaming_unavailable"] = str(error)
     return found | {
         "copy_bytes_per_s": 2 * size / fastest,
         "bytes": 2 * size,

@@ -30,7 +30,6 @@ _READS = (_INT, _POINTER, _POINTER, _POINTER, *_SIZES)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "srm_forward": (_INT, (*_READS, *[_POINTER] * 4)),
     "srm_backward": (_INT, (*_READS, *[_POINTER] * 5)),
-    "spikemark_cache_bytes": (_LONG, (_LONG,)),
     "srm_offset": (_LONG, (_POINTER, _LONG, _LONG, _LONG)),
     "srm_compact_scratch": (_LONG, (_INT, _LONG, _INT)),
     "srm_compact_lanes": (_INT, (_INT,)),

@@ -175,9 +175,9 @@ template <bool Whole> inline uint32_t fired_bits(uint32_t bits, int part) {
 }
 
 // Whether rows that start at multiples of `neurons` elements of a new tensor may be stored past the caches.
-template <typename S, typename A> inline bool streams(int64_t neurons, int64_t output_bytes) {
+template <typename S, typename A> inline bool streams(int64_t neurons, int64_t output_bytes, int threads) {
     constexpr int64_t bytes = spikemark::Lanes<A>::count * static_cast<int64_t>(sizeof(S));
-    return output_bytes > spikemark::cache_bytes() && neurons * static_cast<int64_t>(sizeof(S)) % bytes == 0;
+    return output_bytes > spikemark::cache_bytes(threads) && neurons * static_cast<int64_t>(sizeof(S)) % bytes == 0;
 }
 
 // Neurons of a tile: at most `most`, fewer when there would be too few tiles for the threads. No effect on results.

@@ -5,10 +5,13 @@
 //   tiles  [B * tiles, 2] int64: a tile's first pair in `slopes`, and how many it has
 //   slopes [2, capacity]: delta_u and delta_ut of the spikes; within a tile by kStepsAtOnce steps, then by vector of
 //          neurons, then by step, then by neuron: in the order in which the walk below meets them
-// Rows are asked for two steps ahead by instruction: with so few tensors in motion the hardware's own fetching ahead does
-// not keep up (measured: 4 to 6 % forward, 0 to 8 % backward; the dense kernels gain nothing from it).
 // Tiles (always kTile neurons of one sample) place their pairs in the order they finish: where they lie differs from
 // run to run, which pairs a tile has and every result do not.
+//
+// Rows are asked for steps ahead by instruction: with so few tensors in motion the hardware's own fetching ahead does
+// not keep up (measured: 4 to 6 % forward, 0 to 8 % backward; the dense kernels gain nothing from it).
+#include <numeric>
+
 #include "srm.h"
 
 namespace srm {
@@ -299,8 +302,9 @@ SPIKEMARK_EXPORT int srm_compact_count(int dtype, const srm::Params* params, con
         const srm::View view{current, layout};
         const srm::Constants<A> k(*params);
         const int64_t tiles = (neurons + srm::kSample - 1) / srm::kSample, all = batch * tiles;
-        // An odd distance: channels are mostly powers of two in number, and their same ones would be looked at everywhere.
-        const int64_t apart = (std::max<int64_t>(1, std::min(every, all / fewest)) - 1) | 1;
+        // A distance without a divisor in common with a sample's pieces: or the same places would be looked at in each.
+        int64_t apart = std::max<int64_t>(1, std::min(every, all / fewest));
+        while (std::gcd(apart, tiles) != 1) --apart;
         const int64_t pieces = (all + apart - 1) / apart;
         std::atomic<int64_t> spikes{0}, looked{0};
         spikemark::parallel_for(pieces, threads, [&](int64_t nth) {
@@ -330,7 +334,7 @@ SPIKEMARK_EXPORT int srm_compact_forward(int dtype, const srm::Params* params, c
         const int64_t bytes = batch * steps * neurons * static_cast<int64_t>(sizeof(S));
         if (!missing) spikemark::advise_huge_pages(spikes, bytes);
         std::atomic<int64_t> placed{used[0]}, without{0};
-        srm::maybe_streaming(srm::streams<S, A>(neurons, bytes), [&](auto stream) {
+        srm::maybe_streaming(srm::streams<S, A>(neurons, bytes, threads), [&](auto stream) {
             srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
                                                                            int64_t first, int n) {
                 if (missing && tiles[2 * piece] >= 0) return;
@@ -387,7 +391,7 @@ SPIKEMARK_EXPORT int srm_compact_backward(int dtype, const srm::Params* params, 
         const srm::Saved saved{bits, tiles, slopes, capacity};
         const int64_t bytes = batch * steps * neurons * static_cast<int64_t>(sizeof(S));
         for (void* out : {grad_w, grad_t}) spikemark::advise_huge_pages(out, bytes);
-        srm::maybe_streaming(srm::streams<S, A>(neurons, 2 * bytes), [&](auto stream) {
+        srm::maybe_streaming(srm::streams<S, A>(neurons, 2 * bytes, threads), [&](auto stream) {
             srm::for_tiles(batch, steps, neurons, srm::kTile, threads, [&](int64_t piece, int worker, int64_t sample,
                                                                            int64_t first, int n) {
                 const srm::Scratch<A> own(scratch, srm::scratch_room(steps), worker);

@@ -221,7 +221,7 @@ def test_without_a_compiler_the_copy_is_torchs(monkeypatch: pytest.MonkeyPatch) 
 def test_the_streaming_copy_copies_everything_and_nothing_else(elements: int) -> None:
     source = torch.arange(elements, dtype=torch.float32)
     around = torch.full((elements + 32,), -1.0)
-    start = (-around.data_ptr() // 4) % 16
+    start = (-around.data_ptr() // 4) % 16 or 16
     target = around[start : start + elements]
     streaming_copy(target, source)(None)
     assert torch.equal(target, source)
@@ -229,6 +229,7 @@ def test_the_streaming_copy_copies_everything_and_nothing_else(elements: int) ->
 
 
 @pytest.mark.skipif(bool(BUILDS), reason=BUILDS or "")
-def test_a_streaming_copy_of_unaligned_memory_is_refused() -> None:
+@pytest.mark.parametrize("make", [lambda: torch.ones(17), lambda: torch.ones(33)[1:]], ids=["size", "place"])
+def test_a_streaming_copy_of_unaligned_memory_is_refused(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(ValueError, match="aligned"):
-        streaming_copy(torch.empty(17), torch.ones(17))
+        streaming_copy(make(), make())

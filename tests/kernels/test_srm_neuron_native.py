@@ -60,19 +60,19 @@ def caches():
     """Pretends that the last caches hold so many bytes, in both libraries."""
     libraries = [library.load().spikemark_cache_bytes for library in _native.LIBRARIES.values()]
     for function in libraries:
-        function.restype, function.argtypes = ctypes.c_int64, (ctypes.c_int64,)
-    yield lambda size: [function(size) for function in libraries]
+        function.restype, function.argtypes = ctypes.c_int64, (ctypes.c_int64, ctypes.c_int)
+    yield lambda size, threads=1: [function(size, threads) for function in libraries]
     for function in libraries:
-        function(0)
+        function(0, 1)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(2, 7, 4096 + 64), (1, 4, 9001), (3, 5, 2, 3, 32)])
+@pytest.mark.parametrize("shape", [(2, 7, 4096 + 64), (1, 4, 9001), (3, 5, 2, 3, 32), (1, 5, 64)])
 def test_stores_past_the_caches_change_no_bit(caches, dtype, shape):
     current, grad = random(shape, dtype), random(shape, dtype, 1)
-    caches(1 << 40)
+    assert caches(1 << 40) == [1 << 40] * 2
     want = everything(current, grad)
-    caches(1)
+    assert caches(1) == [1, 1]
     assert all(same_bits(a, b) for a, b in zip(everything(current, grad), want, strict=True))
 
 
@@ -81,7 +81,8 @@ def test_the_caches_are_those_that_the_harness_flushes(caches):
     known = clock.cache_bytes(torch.device("cpu"))
     if not known:
         pytest.skip("this machine does not say how large its caches are")
-    assert caches(0) == [known, known]
+    assert caches(0, 1 << 20) == [known, known], "all of them together"
+    assert 0 < caches(0, 1)[0] <= known, "one thread's are the largest one"
 
 
 def test_the_dense_state_is_the_baselines_bit_for_bit():
@@ -274,19 +275,26 @@ def test_compact_gradients_are_natives_bit_for_bit(dtype, scale):
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("where", ["last tile", "sampled tiles", "one sample"])
-def test_a_sample_that_misleads_costs_time_but_no_spike(monkeypatch, where):
-    shape = (8, 4, 64 * 1024)  # 1024 pieces of 512 neurons, of which every 32nd is looked at beforehand
+@pytest.mark.parametrize(
+    ("where", "forwards"), [("unseen tiles", 2), ("a seen tile", 1), ("seen tiles", 1), ("one sample", 2)]
+)
+def test_a_sample_that_misleads_costs_time_but_no_spike(monkeypatch, where, forwards):
+    """Of 1024 pieces of 512 neurons every 31st is looked at: too few spikes are expected, or too many."""
+    shape = (8, 4, 64 * 1024)
     monkeypatch.setattr(native_compact, "SLACK", 1.0)
-    current = torch.zeros(shape)
-    hot = random(shape, scale=20.0)
-    if where == "last tile":
-        current[-1, :, -1024:] = hot[-1, :, -1024:]
-    elif where == "one sample":
+    called, call = [], _native.call
+    monkeypatch.setattr(_native, "call", lambda name, *rest: (called.append(name), call(name, *rest)))
+    current, hot = torch.zeros(shape), random(shape, scale=20.0)
+    if where == "one sample":
         current[3] = hot[3]
     else:
-        current.view(8, 4, 128, 512)[:, :, ::32] = hot.view(8, 4, 128, 512)[:, :, ::32]
-    state, dense = COMPACT.forward(current, PARAMS), NATIVE.forward(current, PARAMS)
+        pieces = {"unseen tiles": range(1015, 1023), "a seen tile": [1023], "seen tiles": range(0, 1024, 31)}
+        for piece in pieces[where]:
+            part = slice(piece % 128 * 512, piece % 128 * 512 + 512)
+            current[piece // 128, :, part] = hot[piece // 128, :, part]
+    state = COMPACT.forward(current, PARAMS)
+    assert called == ["srm_compact_count"] + ["srm_compact_forward"] * forwards
+    dense = NATIVE.forward(current, PARAMS)
     spikes = int(dense.spikes.count_nonzero())
     assert spikes > 500
     assert state.saved["tiles"][:, 1].sum() == spikes
