@@ -174,7 +174,8 @@ template <bool Whole> inline uint32_t fired_bits(uint32_t bits, int part) {
     return Whole ? bits : bits & ((1u << part) - 1u);
 }
 
-// Whether rows that start at multiples of `neurons` elements of a new tensor may be stored past the caches.
+// Whether rows that start at multiples of `neurons` elements of a new tensor may be stored past the caches. Outputs that
+// fit are left there even where streaming them is faster: whoever reads them next would lose more (measured: 10 to 60 %).
 template <typename S, typename A> inline bool streams(int64_t neurons, int64_t output_bytes, int threads) {
     constexpr int64_t bytes = spikemark::Lanes<A>::count * static_cast<int64_t>(sizeof(S));
     return output_bytes > spikemark::cache_bytes(threads) && neurons * static_cast<int64_t>(sizeof(S)) % bytes == 0;
