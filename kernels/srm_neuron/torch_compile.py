@@ -104,12 +104,16 @@ class Graph:
         self._compiled = torch.compile(body, fullgraph=True, dynamic=True, backend=self._backend)
 
     def _backend(self, graph: Any, inputs: Any) -> Any:
+        import torch._inductor.config
         from torch._dynamo import lookup_backend
 
         self.compilations += 1
         limit = sys.getrecursionlimit()
         try:
-            return lookup_backend("inductor")(graph, inputs)
+            # A graph is one kernel, so there is nothing to compile beside it; inductor's pool of processes and threads
+            # would stay beside what is measured, and can wait for itself.
+            with torch._inductor.config.patch(compile_threads=1):
+                return lookup_backend("inductor")(graph, inputs)
         finally:
             sys.setrecursionlimit(limit)  # inductor raises it for the whole process, and leaves it so
 

@@ -147,14 +147,19 @@ class Bench:
         return node
 
     def follow(self, part: Part, node: Node, until: int | None = None) -> dict[str, Any] | None:
-        """Take news until the node has ended, or has told ``until`` rows: how it ended."""
+        """Take news until the node has ended: how it ended. Or until it has told ``until`` rows, and hear no more."""
         position = rows = 0
         while True:
             news = json.loads(node.poll(position))
+            told = [json.loads(line)["kind"] == "record" for line in news["lines"]]
+            if until is not None and rows + sum(told) >= until:
+                wanted = [i for i, is_row in enumerate(told) if is_row][until - rows - 1]
+                self.gathering.hear(part, news | {"lines": news["lines"][: wanted + 1], "ended": None})
+                return None
             self.gathering.hear(part, news)
             position = news["position"]
-            rows += sum(json.loads(line)["kind"] == "record" for line in news["lines"])
-            if news["ended"] or (until is not None and rows >= until):
+            rows += sum(told)
+            if news["ended"]:
                 return news["ended"]
 
     def measure(self, host: Host, kind: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Native builds: compiled once, cached by content, safe beside other processes, a clear line when not possible."""
 
 import ctypes
-import multiprocessing
 import os
 import stat
 import subprocess
@@ -140,15 +139,22 @@ def test_cache_that_is_not_writable_falls_back_to_a_private_folder(tmp_path, mon
         _build._temporary_folder.cache_clear()
 
 
-def _answer(folder: str) -> int:
-    _build._load.cache_clear()
-    return int(NativeLibrary(Path(folder), ("code.cpp",)).load().answer())
-
-
 def test_processes_that_build_at_the_same_time(tmp_path, cache):
+    """New processes, as the harness's workers are: a fork of this one would inherit torch's threads' locks."""
     library = write(tmp_path / "src")
-    with multiprocessing.get_context("fork").Pool(4) as pool:
-        assert pool.map(_answer, [str(library.folder)] * 4) == [42] * 4
+    code = (
+        "import pathlib, sys; from spikemark.kernels._build import NativeLibrary; sys.stdin.readline()\n"
+        "print(NativeLibrary(pathlib.Path(sys.argv[1]), ('code.cpp',)).load().answer())"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(library.folder)], stdin=-1, stdout=-1, stderr=-1, text=True)
+        for _ in range(4)
+    ]
+    for process in started:  # all have started: they begin together
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=120) for process in started]
+    assert [out.strip() for out, _ in said] == ["42"] * 4, [err for _, err in said]
     assert [p.suffix for p in cache.iterdir()] == [".so"]
 
 

@@ -6,6 +6,7 @@ What inductor makes of them is tested with every other implementation.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -63,6 +64,17 @@ def test_the_recursion_limit_stays_what_it_was(monkeypatch):
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: inductor)
     assert_as_eager((2, 3, 7))
     assert sys.getrecursionlimit() == limit
+
+
+def test_no_process_and_no_thread_of_the_compiler_stays_beside_what_is_measured():
+    code = (
+        "import psutil, threading, torch; from spikemark import kernels\n"
+        "compiled, params = kernels.get('srm_neuron', 'torch_compile'), kernels.SrmParams()\n"
+        "state = compiled.forward(torch.rand(2, 4, 8), params); compiled.backward(torch.rand(2, 4, 8), state, params)\n"
+        "print([p.cmdline() for p in psutil.Process().children(recursive=True)], len(threading.enumerate()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    assert done.stdout.strip() == "[] 1", done.stdout + done.stderr
 
 
 def test_sizes_and_constants_compile_nothing_new(no_inductor):
